@@ -1,0 +1,47 @@
+"""Few-shot image recognition with second-order similarity networks.
+
+Names are loaded when they are first used, so that `import sosn` and `sosn --help` need no PyTorch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sosn.data import Bank as Bank
+    from sosn.data import EpisodeSampler as EpisodeSampler
+    from sosn.data import open_bank as open_bank
+    from sosn.episode import Episode as Episode
+    from sosn.errors import SosnError as SosnError
+    from sosn.evaluation import compare as compare
+    from sosn.evaluation import evaluate as evaluate
+    from sosn.method import SoSN as SoSN
+    from sosn.models import load as load
+    from sosn.recipe import load_recipe as load_recipe
+    from sosn.training import train as train
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Bank": "sosn.data",
+    "Episode": "sosn.episode",
+    "EpisodeSampler": "sosn.data",
+    "SoSN": "sosn.method",
+    "SosnError": "sosn.errors",
+    "compare": "sosn.evaluation",
+    "evaluate": "sosn.evaluation",
+    "load": "sosn.models",
+    "load_recipe": "sosn.recipe",
+    "open_bank": "sosn.data",
+    "train": "sosn.training",
+}
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'sosn' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,5 @@
+"""`python -m sosn` is `sosn`."""
+
+from sosn.cli import main
+
+main()

@@ -1,0 +1,16 @@
+"""The command line. Nothing heavy is imported here: `sosn --help` answers at once."""
+
+import sys
+
+from sosn.errors import SosnError, UsageError
+
+
+def main() -> None:
+    """Run a command; exit with 0 when done, 1 when it failed, 2 when it was called wrongly."""
+    from sosn.cli.app import app
+
+    try:
+        app()
+    except SosnError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, UsageError) else 1)

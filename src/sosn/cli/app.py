@@ -1,0 +1,150 @@
+"""The commands: what each takes, and what it prints."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    name="sosn",
+    help="Recognise new kinds of things from one to five pictures of each.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, for instance steps=2000.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
+
+
+def _print_json(document: Any) -> None:
+    typer.echo(json.dumps(document, ensure_ascii=False))
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from sosn import __version__
+
+        typer.echo(f"sosn {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _sosn(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Recognise new kinds of things from one to five pictures of each."""
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the run and its report.")] = Path("demo-report"),
+    as_json: AsJson = False,
+) -> None:
+    """Train on generated glyphs, judge on classes never seen, classify a few drawings, write a report. Minutes, offline."""
+    from sosn.cli.show import RichProgress, show_demo
+    from sosn.demo import run_demo
+    from sosn.memory import keep_freed_memory
+
+    keep_freed_memory()
+    with RichProgress() as progress:
+        result = run_demo(out, progress)
+    if as_json:
+        _print_json(result.to_json())
+    else:
+        show_demo(result)
+
+
+@app.command()
+def train(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name (see `sosn recipes`), file, or run folder.")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; runs/RECIPE if not given.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a recipe, keep the weights that validate best, and report them on validation classes."""
+    from sosn.cli.show import RichProgress, console
+    from sosn.memory import keep_freed_memory
+    from sosn.recipe import load_recipe, override
+    from sosn.training import train as run_training
+
+    keep_freed_memory()
+    resolved = override(load_recipe(recipe), overrides or [])
+    if out is None:
+        out = Path(recipe) if Path(recipe).is_dir() else Path("runs") / Path(recipe).stem
+    try:
+        with RichProgress() as progress:
+            result = run_training(resolved, out, resume, progress)
+    except KeyboardInterrupt:
+        console.print(f"stopped; `sosn train {recipe} --out {out} --resume` with the same overrides goes on from here")
+        raise typer.Exit(1) from None
+    figures = result.evaluation.to_json() if result.evaluation else {}
+    if as_json:
+        _print_json({"folder": str(out), "split": "val", "seconds": result.seconds, **figures})
+    elif result.evaluation:
+        judged = result.evaluation
+        typer.echo(f"{judged}  {judged.way}-way {judged.shot}-shot on validation classes, {judged.episodes} episodes")
+        typer.echo(f"run folder: {out}")
+    else:
+        typer.echo(f"run folder: {out} (no validation classes, so no figure)")
+
+
+@app.command()
+def eval(
+    model: Annotated[str, typer.Argument(help="A run folder, a weights file, or a shipped model (see `sosn models`).")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="way, shot, query, episodes, seed, statistics=running|batch, split=val|test, data, device.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Accuracy ± 95% CI on fixed seeded episodes; validation classes unless split=test is typed."""
+    from sosn.cli.show import evaluation_bar
+    from sosn.memory import keep_freed_memory
+    from sosn.tasks import evaluate_model
+
+    keep_freed_memory()
+    with evaluation_bar() as bar:
+        result, settings = evaluate_model(model, overrides or [], bar)
+    if as_json:
+        _print_json(result.to_json() | {"model": model, "split": settings.split, "data": settings.data})
+    else:
+        way = f"{result.way}-way {result.shot}-shot, {result.query} queries a class, {result.statistics} statistics"
+        typer.echo(f"{result}  {way}, {result.episodes} episodes of {settings.data} {settings.split}, seed {result.seed}")
+
+
+@app.command()
+def models(as_json: AsJson = False) -> None:
+    """List the models that come with the package."""
+    from sosn.cli.show import show_models
+    from sosn.models import shipped_models
+
+    cards = shipped_models()
+    if as_json:
+        _print_json(cards)
+    else:
+        show_models(cards)
+
+
+@app.command()
+def recipes(name: Annotated[str | None, typer.Argument(help="Print this recipe.")] = None, as_json: AsJson = False) -> None:
+    """List the recipes that come with the package, or print one."""
+    from sosn.cli.show import show_recipes
+    from sosn.recipe import load_recipe, recipe_text, shipped
+
+    if name is not None:
+        if as_json:
+            _print_json(load_recipe(name).to_table())
+        else:
+            typer.echo(recipe_text(name), nl=False)
+        return
+    titles = {known: load_recipe(known).title for known in shipped()}
+    if as_json:
+        _print_json(titles)
+    else:
+        show_recipes(titles)

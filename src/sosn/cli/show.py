@@ -1,0 +1,109 @@
+"""What people see: progress on standard error, tables on standard output."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from sosn.demo import DemoResult
+    from sosn.evaluation import Evaluation
+
+console = Console(stderr=True, highlight=False)
+
+
+class RichProgress:
+    """A bar with loss, validation accuracy, episodes a second and time left; plain lines where there is no terminal."""
+
+    def __init__(self) -> None:
+        self.bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"),
+            TextColumn("left"), TimeRemainingColumn(), console=console, disable=not console.is_terminal,
+        )  # fmt: skip
+        self.task: TaskID | None = None
+        self.loss = self.best = ""
+        self.smooth: float | None = None
+        self.first = self.total = self.episodes_per_step = 0
+        self.began = 0.0
+
+    def __enter__(self) -> "RichProgress":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def say(self, sentence: str) -> None:
+        console.print(sentence)
+
+    def start(self, first_step: int, steps: int, episodes_per_step: int) -> None:
+        self.first, self.total, self.episodes_per_step, self.began = (
+            first_step,
+            steps,
+            episodes_per_step,
+            time.monotonic(),
+        )
+        self.task = self.bar.add_task("training", total=steps, completed=first_step, status="")
+
+    def step(self, step: int, loss: float | None) -> None:
+        if loss is not None:
+            self.smooth = loss if self.smooth is None else 0.95 * self.smooth + 0.05 * loss
+            self.loss = f"loss {self.smooth:.4f}"
+        rate = (step - self.first) * self.episodes_per_step / max(time.monotonic() - self.began, 1e-9)
+        if self.task is not None:
+            self.bar.update(self.task, completed=step, status=f"{self.loss} {self.best} {rate:.1f} episodes/s")
+
+    def validation(self, step: int, result: "Evaluation", best: bool) -> None:
+        seconds = time.monotonic() - self.began
+        if best:
+            self.best = f"val {100 * result.accuracy:.2f}%"
+        mark = "  best so far" if best else ""
+        console.print(f"step {step}/{self.total}  {self.loss}  validation {result}{mark}  ({seconds:.0f} s)")
+
+
+@contextmanager
+def evaluation_bar() -> Iterator[Callable[[int, int], None]]:
+    """A bar over episodes, as a function of how many are done and how many there are."""
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("evaluating", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column)
+    return table
+
+
+def show_models(cards: dict[str, dict[str, Any]]) -> None:
+    table = _table("Models in the package", "name", "what it knows", "5-way 1-shot", "measured on")
+    for name, card in cards.items():
+        accuracy = f"{100 * card['accuracy']:.2f} ± {100 * card['ci95']:.2f}%"
+        table.add_row(name, card["title"], accuracy, f"{card['data']} {card['split']}, {card['episodes']} episodes")
+    Console().print(table)
+
+
+def show_recipes(titles: dict[str, str]) -> None:
+    table = _table("Recipes in the package: `sosn train NAME`", "name", "what it trains")
+    for name, title in titles.items():
+        table.add_row(name, title)
+    Console().print(table)
+
+
+def show_demo(result: "DemoResult") -> None:
+    out = Console(highlight=False)
+    test, pixels = result.test, result.pixels
+    out.print(
+        f"\n[bold]{test}[/bold] on {test.way}-way {test.shot}-shot episodes of classes it never saw ({test.episodes} episodes)"
+    )
+    out.print(f"{pixels} by comparing pixels, {100 / test.way:.0f}% by guessing")
+    table = _table("\nA few drawings, one example of each class given", "drawing of", "answer", "similarity", "")
+    for answer in result.answers:
+        table.add_row(answer.truth, answer.answer, f"{answer.similarity:.2f}", "right" if answer.right else "wrong")
+    out.print(table)
+    out.print(f"report: {result.report}  ({result.seconds:.0f} s in all)", soft_wrap=True)

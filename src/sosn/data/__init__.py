@@ -1,0 +1,43 @@
+"""Images by name: a dataset opens as a Bank, and a sampler draws episodes from it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from sosn.data.bank import Bank
+from sosn.data.folder import folder
+from sosn.data.glyphs import glyphs
+from sosn.data.sampler import EpisodeSampler
+from sosn.errors import UsageError
+from sosn.spelling import nearest
+from sosn.typed import annotations
+
+DATASETS: dict[str, Callable[..., Bank]] = {"glyphs": glyphs, "folder": folder}
+
+
+def _find(name: str) -> tuple[Callable[..., Bank], tuple[str, ...]]:
+    """The function that opens a dataset, and its place if the name carries one (folder:PATH)."""
+    kind, colon, place = name.partition(":")
+    if kind not in DATASETS:
+        raise UsageError(f"there is no dataset {name!r}{nearest(kind, DATASETS)}; there are {', '.join(DATASETS)}")
+    if bool(place) != (kind == "folder"):
+        raise UsageError(
+            "write folder:PATH, with the folder that holds your classes"
+            if kind == "folder"
+            else f"{kind!r} takes no ':{place}'"
+        )
+    return DATASETS[kind], (place,) if colon else ()
+
+
+def dataset_options(name: str) -> dict[str, Any]:
+    """Options of a dataset and their types."""
+    return annotations(_find(name)[0], without=("path", "split", "return"))
+
+
+def open_bank(name: str, split: str, min_images: int = 0, **options: Any) -> Bank:
+    """A split of a dataset, by name."""
+    opener, place = _find(name)
+    bank = opener(*place, split=split, **options)
+    return bank.with_at_least(min_images) if min_images else bank
+
+
+__all__ = ["DATASETS", "Bank", "EpisodeSampler", "dataset_options", "open_bank"]

@@ -1,0 +1,114 @@
+"""All images of a split in one uint8 tensor, in memory or on the GPU."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from sosn.errors import DataError
+
+
+@dataclass(frozen=True)
+class Bank:
+    """Images with their classes, ordered so that each class is one run of rows.
+
+    images: (M, C, H, W) uint8; labels: (M,) class numbers; names: a name a class. groups: (M,) numbers, or None; images of
+    one group (crops of one photo) never stand on both sides of an episode.
+    """
+
+    images: Tensor
+    labels: Tensor
+    names: tuple[str, ...]
+    groups: Tensor | None = None
+    counts: Tensor = field(init=False)  # (classes,) images of each class
+    starts: Tensor = field(init=False)  # (classes,) first row of each class
+
+    def __post_init__(self) -> None:
+        if self.images.ndim != 4 or self.images.dtype != torch.uint8:
+            raise DataError(f"a bank takes M×C×H×W uint8 images, not {self.images.dtype} {tuple(self.images.shape)}")
+        if self.labels.shape != (len(self.images),) or (self.groups is not None and self.groups.shape != self.labels.shape):
+            raise DataError("a bank needs one label, and one group if any, for each image")
+        labels = self.labels.to(self.images.device, torch.int64)
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(self.names):
+            raise DataError(f"labels must lie between 0 and {len(self.names) - 1}, the number of the last class")
+        if (labels[1:] < labels[:-1]).any():
+            order = labels.argsort(stable=True)
+            labels = labels[order]
+            object.__setattr__(self, "images", self.images[order])
+            if self.groups is not None:
+                object.__setattr__(self, "groups", self.groups.to(order.device)[order])
+        counts = torch.bincount(labels, minlength=len(self.names))
+        if (counts == 0).any():
+            empty = self.names[int((counts == 0).nonzero()[0])]
+            raise DataError(f"class {empty!r} has no images: add some or drop the class")
+        object.__setattr__(self, "labels", labels)
+        object.__setattr__(self, "counts", counts)
+        object.__setattr__(self, "starts", counts.cumsum(0) - counts)
+
+    @classmethod
+    def from_classes(cls, classes: dict[str, Tensor]) -> "Bank":
+        """A bank from the images (m, C, H, W) of each class by name."""
+        labels = torch.repeat_interleave(torch.arange(len(classes)), torch.tensor([len(c) for c in classes.values()]))
+        return cls(torch.cat(list(classes.values())), labels, tuple(classes))
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def device(self) -> torch.device:
+        return self.images.device
+
+    @property
+    def channels(self) -> int:
+        return self.images.shape[1]
+
+    @property
+    def size(self) -> int:
+        return self.images.shape[-1]
+
+    def to(self, device: torch.device | str) -> "Bank":
+        groups = None if self.groups is None else self.groups.to(device)
+        return replace(self, images=self.images.to(device), labels=self.labels.to(device), groups=groups)
+
+    def class_images(self, name: str) -> Tensor:
+        """All images of a class, by name."""
+        index = self.names.index(name)
+        start = int(self.starts[index])
+        return self.images[start : start + int(self.counts[index])]
+
+    def with_at_least(self, images: int) -> "Bank":
+        """The bank without classes that have fewer images than this."""
+        keep = self.counts >= images
+        return self._select(keep)
+
+    def subset(self, names: Sequence[str]) -> "Bank":
+        """The bank with these classes alone."""
+        wanted = set(names)
+        return self._select(torch.tensor([name in wanted for name in self.names], device=self.device))
+
+    def _select(self, keep: Tensor) -> "Bank":
+        rows = keep[self.labels]
+        renumbered = keep.cumsum(0) - 1
+        names = tuple(name for name, kept in zip(self.names, keep.tolist(), strict=True) if kept)
+        groups = None if self.groups is None else self.groups[rows]
+        return Bank(self.images[rows], renumbered[self.labels[rows]], names, groups)
+
+    def mean_std(self) -> tuple[list[float], list[float]]:
+        """Mean and standard deviation of each channel, in 0…1."""
+        channels = self.images.movedim(1, 0).flatten(1)
+        moments = [torch.bincount(channel.flatten(), minlength=256).double() for channel in channels]
+        values = torch.arange(256, device=self.device).double() / 255
+        means = [float((m * values).sum() / m.sum()) for m in moments]
+        spreads = [
+            float(((m * (values - mean).square()).sum() / m.sum()).sqrt()) for m, mean in zip(moments, means, strict=True)
+        ]
+        return means, [max(spread, 1e-3) for spread in spreads]
+
+    def fingerprint(self) -> str:
+        """A short digest of class names, counts and pixels: two banks with the same one give the same episodes."""
+        digest = hashlib.blake2b("\0".join(self.names).encode(), digest_size=8)
+        for tensor in (self.counts, self.images):
+            digest.update(tensor.cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()

@@ -1,0 +1,121 @@
+"""Episodes drawn from a bank, a whole batch in one go, on the bank's own device."""
+
+import torch
+from torch import Tensor
+
+from sosn.data.bank import Bank
+from sosn.episode import Episode
+from sosn.errors import DataError, UsageError
+
+TRIES = 8  # draws a grouped class gets before its surest choice of support is taken
+
+
+class EpisodeSampler:
+    """Draws L-way Z-shot episodes with a number of queries a class; no image is ever on both sides of one episode.
+
+    Refuses a bank with too few classes, or with a class that has too few images. In a bank with groups, images of one
+    group are never split between support and query.
+    """
+
+    def __init__(self, bank: Bank, way: int, shot: int, query: int) -> None:
+        for name, value, least in (("way", way, 2), ("shot", shot, 1), ("query", query, 1)):
+            if value < least:
+                raise UsageError(f"{name} is {value}; it must be {least} or more")
+        if way > len(bank.names):
+            raise DataError(f"{way}-way episodes need {way} classes and there are {len(bank.names)}: lower --way")
+        self.bank, self.way, self.shot, self.query = bank, way, shot, query
+        self._columns = torch.arange(int(bank.counts.max()), device=bank.device)
+        self._labels = torch.arange(way, device=bank.device).repeat_interleave(query)
+        smallest = int(bank.counts.argmin())
+        if int(bank.counts[smallest]) < shot + query:
+            raise DataError(self._too_small(bank.names[smallest], int(bank.counts[smallest]), "images"))
+        if bank.groups is not None:
+            self._prepare_groups(bank.groups)
+
+    def draw(self, count: int, generator: torch.Generator) -> Episode:
+        """A batch of episodes."""
+        support, query = self.indices(count, generator)
+        return self.episode(support, query)
+
+    def episode(self, support: Tensor, query: Tensor) -> Episode:
+        """The episode of these rows of the bank: support (E, L, Z), query (E, Q)."""
+        images = self.bank.images
+        labels = self._labels.expand(len(support), -1)
+        return Episode(images[support.to(images.device)], images[query.to(images.device)], labels)
+
+    def indices(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Rows of the bank: support (E, L, Z), query (E, L·query) in the order of the classes.
+
+        They come from the generator's device; a CPU generator gives the same rows wherever the bank is.
+        """
+        device = generator.device
+        counts, starts = self.bank.counts.to(device), self.bank.starts.to(device)
+        keys = torch.rand(count, len(counts), generator=generator, device=device)
+        classes = keys.topk(self.way, dim=1).indices  # (E, L) distinct
+        present = self._columns.to(device) < counts[classes].unsqueeze(-1)  # (E, L, M)
+        if self.bank.groups is None:
+            keys = torch.rand(present.shape, generator=generator, device=device)
+            chosen = _smallest(keys, present, self.shot + self.query)
+            support, query = chosen.split((self.shot, self.query), dim=-1)
+        else:
+            support, query = self._draw_grouped(classes, present, generator)
+        first = starts[classes].unsqueeze(-1)
+        return first + support, (first + query).flatten(1)
+
+    def _draw_grouped(self, classes: Tensor, present: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Support at random, queries at random from the groups it left untouched: the first of a few tries that works."""
+        device = generator.device
+        groups = self._groups.to(device)[classes]  # (E, L, M)
+        shape = (*present.shape[:2], TRIES, present.shape[2])
+        keys = torch.rand(shape, generator=generator, device=device)
+        support = _smallest(keys, present.unsqueeze(2).expand(shape), self.shot)  # (E, L, tries, Z)
+        sure = self._sure.to(device)[classes].unsqueeze(2)  # (E, L, 1, Z): works for certain, so it is tried last
+        support = torch.cat((support, sure), 2)
+        taken = groups.unsqueeze(2).expand(-1, -1, TRIES + 1, -1).gather(-1, support)
+        free = present.unsqueeze(2) & ~(groups[:, :, None, :, None] == taken.unsqueeze(-2)).any(-1)
+        works = free.sum(-1) >= self.query  # (E, L, tries + 1)
+        first = works.int().argmax(-1)[..., None, None]  # the first that works
+        support = support.gather(2, first.expand(-1, -1, 1, self.shot)).squeeze(2)
+        free = free.gather(2, first.expand(-1, -1, 1, free.shape[-1])).squeeze(2)
+        keys = torch.rand(free.shape, generator=generator, device=device)
+        return support, _smallest(keys, free, self.query)
+
+    def _prepare_groups(self, groups: Tensor) -> None:
+        """Group numbers by class and column (−1 where there is no image), and for each class a support that works."""
+        bank = self.bank
+        table = torch.full((len(bank.names), len(self._columns)), -1)
+        sure = torch.zeros(len(bank.names), self.shot, dtype=torch.int64)
+        rows = groups.cpu().split(bank.counts.tolist())
+        for number, own in enumerate(rows):
+            table[number, : len(own)] = own
+            members = _fewest_images(own.tolist(), self.shot)
+            if len(own) - len(members) < self.query:
+                detail = f"images in {len(own.unique())} groups that stay together"
+                raise DataError(self._too_small(bank.names[number], len(own), detail))
+            sure[number] = torch.tensor(members[: self.shot])
+        self._groups, self._sure = table, sure
+
+    def _too_small(self, name: str, count: int, what: str) -> str:
+        need = self.shot + self.query
+        return (
+            f"class {name!r} has {count} {what}; {self.shot}-shot with {self.query} queries needs {need}: "
+            f"lower shot or query, or drop such classes with min_images={need}"
+        )
+
+
+def _smallest(keys: Tensor, allowed: Tensor, count: int) -> Tensor:
+    """Columns of the smallest keys among those allowed: `count` distinct ones at random, (…, M) → (…, count)."""
+    return keys.masked_fill(~allowed, 2.0).topk(count, dim=-1, largest=False).indices
+
+
+def _fewest_images(groups: list[int], least: int) -> list[int]:
+    """Members of the whole groups that hold at least so many images, and as few as possible (subset sums by size)."""
+    members: dict[int, list[int]] = {}
+    for position, group in enumerate(groups):
+        members.setdefault(group, []).append(position)
+    best: dict[int, list[int]] = {0: []}  # total → positions
+    for whole in members.values():
+        for total, chosen in sorted(best.items(), reverse=True):
+            if total < least:
+                best.setdefault(total + len(whole), chosen + whole)
+    return best[min(total for total in best if total >= least)]

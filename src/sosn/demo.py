@@ -1,0 +1,95 @@
+"""The main job on the embedded default: train, judge on new classes, classify a few drawings, write it up."""
+
+import json
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sosn.data import EpisodeSampler
+from sosn.errors import UsageError
+from sosn.evaluation import Evaluation, evaluate
+from sosn.method import NearestPixels
+from sosn.recipe import RECIPE_FILE, load_recipe
+from sosn.report import write_report
+from sosn.seeding import generator
+from sosn.storage import write_atomically
+from sosn.training import Progress, train
+from sosn.training.loop import open_split
+from sosn.training.run import METRICS_FILE
+
+RECIPE = "glyphs-5w1s"
+TEST_EPISODES = 150
+MARK = "demo.json"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One drawing, and what it was taken for."""
+
+    truth: str
+    answer: str
+    similarity: float
+
+    @property
+    def right(self) -> bool:
+        return self.truth == self.answer
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    test: Evaluation
+    pixels: Evaluation
+    answers: tuple[Answer, ...]
+    report: Path
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        answers = [{"truth": a.truth, "answer": a.answer, "similarity": a.similarity} for a in self.answers]
+        return self.test.to_json() | {
+            "split": "test",
+            "pixels": self.pixels.accuracy,
+            "answers": answers,
+            "report": str(self.report),
+            "seconds": self.seconds,
+        }
+
+
+def run_demo(out: Path, progress: Progress) -> DemoResult:
+    """Train the default recipe in a folder, evaluate it on test classes, classify five drawings and write report.html.
+
+    A folder of an earlier demo is written over; one that holds anything else is refused.
+    """
+    began = time.monotonic()
+    _clear(out)
+    recipe = load_recipe(RECIPE)
+    progress.say(f"training {recipe.training.steps} steps on generated glyphs (synthetic; nothing is downloaded)")
+    trained = train(recipe, out / "run", progress=progress)
+    bank = open_split(recipe, "test")
+    progress.say(f"evaluating {TEST_EPISODES} episodes of {len(bank.names)} classes it never saw")
+    sizes = (recipe.val_way, recipe.val_shot, 15, TEST_EPISODES)
+    test = evaluate(trained.method, bank, *sizes)
+    pixels = evaluate(NearestPixels(bank.channels, bank.size), bank, *sizes)
+    sampler = EpisodeSampler(bank, recipe.val_way, recipe.val_shot, 1)
+    support, query = sampler.indices(1, generator("demo", recipe.seed))
+    episode = sampler.episode(support, query)
+    with torch.inference_mode():
+        scores = trained.method(episode)[0]  # (Q, L)
+    names = [bank.names[int(bank.labels[row])] for row in support[0, :, 0]]
+    answers = tuple(Answer(names[number], names[int(row.argmax())], float(row.max())) for number, row in enumerate(scores))
+    metrics = [json.loads(line) for line in (out / "run" / METRICS_FILE).read_text().splitlines()]
+    report = write_report(out / "report.html", recipe, trained.method, bank, metrics, test, pixels, episode, scores, names)
+    result = DemoResult(test, pixels, answers, report, time.monotonic() - began)
+    write_atomically(out / MARK, (json.dumps(result.to_json(), indent=2) + "\n").encode())
+    return result
+
+
+def _clear(out: Path) -> None:
+    if out.exists() and any(out.iterdir()):
+        if not (out / MARK).is_file() and not (out / "run" / RECIPE_FILE).is_file():
+            raise UsageError(f"{str(out)!r} holds files of another kind: choose another --out")
+        shutil.rmtree(out)
+    out.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,64 @@
+"""The one thing that travels: a batch of few-shot tasks."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sosn.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Episode:
+    """A batch of E few-shot tasks: tell which of L classes, shown in Z pictures each, every one of Q queries belongs to.
+
+    support: E×L×Z×C×H×W images; query: E×Q×C×H×W images; labels: E×Q integers in 0…L−1, or None at prediction time.
+    Images are uint8 (0–255) or floating point (0–1).
+    """
+
+    support: Tensor
+    query: Tensor
+    labels: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.support.ndim != 6 or self.query.ndim != 5:
+            raise UsageError(
+                "an episode takes support images E×L×Z×C×H×W and query images E×Q×C×H×W, not "
+                f"{_shape(self.support)} and {_shape(self.query)}: add the axes that are missing, with length 1"
+            )
+        if len(self.support) != len(self.query):
+            raise UsageError(f"support holds {len(self.support)} episodes and query {len(self.query)}")
+        if self.support.shape[-3] != self.query.shape[-3]:
+            raise UsageError(f"support images have {self.support.shape[-3]} channels and query images {self.query.shape[-3]}")
+        if self.support.numel() == 0 or self.query.numel() == 0:
+            raise UsageError(f"an episode cannot be empty: support {_shape(self.support)}, query {_shape(self.query)}")
+        if self.labels is not None and self.labels.shape != self.query.shape[:2]:
+            raise UsageError(f"labels are {_shape(self.labels)}; {_shape(self.query)} queries need E×Q labels")
+
+    def __len__(self) -> int:
+        return len(self.support)
+
+    @property
+    def way(self) -> int:
+        return self.support.shape[1]
+
+    @property
+    def shot(self) -> int:
+        return self.support.shape[2]
+
+    @property
+    def queries(self) -> int:
+        return self.query.shape[1]
+
+    def one(self, index: int) -> "Episode":
+        """A single episode of the batch, as a batch of one."""
+        part = slice(index, index + 1)
+        return Episode(self.support[part], self.query[part], None if self.labels is None else self.labels[part])
+
+    def to(self, device: torch.device | str) -> "Episode":
+        labels = None if self.labels is None else self.labels.to(device)
+        return Episode(self.support.to(device), self.query.to(device), labels)
+
+
+def _shape(tensor: Tensor) -> str:
+    return "×".join(map(str, tensor.shape)) or "a scalar"

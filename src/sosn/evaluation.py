@@ -1,0 +1,128 @@
+"""The protocol: fixed seeded episodes, mean accuracy ± 95% confidence interval, paired comparison."""
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sosn.data.bank import Bank
+from sosn.data.sampler import EpisodeSampler
+from sosn.errors import UsageError
+from sosn.method.base import Method, Statistics
+from sosn.seeding import generator
+
+BLOCK = 50  # episodes drawn from one key: the first 100 of 600 episodes are the first 100 of 100
+PAIRS = {"cpu": 1_000, "cuda": 8_000}  # support–query pairs scored at once
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Accuracy of a method on a number of episodes, as fractions."""
+
+    accuracy: float
+    ci95: float  # half of the width of the 95% confidence interval of the mean
+    way: int
+    shot: int
+    query: int
+    episodes: int
+    statistics: Statistics
+    seed: int
+    per_episode: tuple[float, ...]
+    fingerprint: str  # of the images of the episodes, in their order
+
+    def __str__(self) -> str:
+        return f"{100 * self.accuracy:.2f} ± {100 * self.ci95:.2f}%"
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures, without the list of episodes."""
+        names = ("accuracy", "ci95", "way", "shot", "query", "episodes", "statistics", "seed", "fingerprint")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Accuracy of one method minus that of another on the same episodes."""
+
+    difference: float
+    ci95: float
+    p_value: float  # of a two-sided paired t-test: how likely such a difference is if there is none
+
+
+def evaluate(
+    method: Method,
+    data: Bank,
+    way: int = 5,
+    shot: int = 1,
+    query: int = 15,
+    episodes: int = 600,
+    seed: int = 0,
+    statistics: Statistics = "running",
+    progress: Callable[[int, int], None] | None = None,
+) -> Evaluation:
+    """Mean accuracy over episodes that depend on the data, the sizes and the seed alone, so every method sees the same.
+
+    query counts images a class. statistics="running" uses what batch norm learnt in training; "batch" is the authors'
+    transductive way. progress is called with the episodes done and their number.
+    """
+    if episodes < 2:
+        raise UsageError(f"episodes is {episodes}; a confidence interval needs 2 or more")
+    if statistics not in ("running", "batch"):
+        raise UsageError(f"statistics is {statistics!r}; choose running or batch")
+    sampler = EpisodeSampler(data, way, shot, query)
+    support, queries = draw_indices(sampler, episodes, seed)
+    at_once = max(1, PAIRS.get(method.device.type, 1_000) // (way * way * query))
+    training = method.training
+    method.eval()
+    parts = []
+    try:
+        for first in range(0, episodes, at_once):
+            rows = slice(first, first + at_once)
+            episode = sampler.episode(support[rows], queries[rows]).to(method.device)
+            with torch.inference_mode():
+                answers = method(episode, statistics).argmax(-1)
+            parts.append((answers == episode.labels).double().mean(1).cpu())
+            if progress:
+                progress(min(first + at_once, episodes), episodes)
+    finally:
+        method.train(training)
+    accuracies = torch.cat(parts)
+    mean, half = mean_ci95(accuracies)
+    fingerprint = _fingerprint(data, support, queries)
+    return Evaluation(mean, half, way, shot, query, episodes, statistics, seed, tuple(accuracies.tolist()), fingerprint)
+
+
+def draw_indices(sampler: EpisodeSampler, episodes: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Rows of the bank for all episodes, drawn on the CPU so that they are the same on every device."""
+    blocks = [sampler.indices(BLOCK, generator("evaluation", seed, block)) for block in range(math.ceil(episodes / BLOCK))]
+    support, query = (torch.cat(parts)[:episodes] for parts in zip(*blocks, strict=True))
+    return support, query
+
+
+def _fingerprint(data: Bank, support: Tensor, query: Tensor) -> str:
+    """A digest of which classes and images the episodes use: equal for the same episodes, whatever the method."""
+    digest = hashlib.blake2b(data.fingerprint().encode(), digest_size=8)
+    for rows in (support, query):
+        digest.update(rows.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def mean_ci95(values: Tensor) -> tuple[float, float]:
+    """Mean, and 1.96 standard errors of it."""
+    return values.mean().item(), 1.96 * values.std().item() / math.sqrt(len(values))
+
+
+def compare(first: Evaluation, second: Evaluation) -> Comparison:
+    """Paired comparison of two methods. Refuses evaluations that were not made on the same episodes."""
+    if first.fingerprint != second.fingerprint:
+        raise UsageError("the two evaluations used different episodes: give both the same data, way, shot, query and seed")
+    from scipy import stats
+
+    differences = torch.tensor(first.per_episode, dtype=torch.float64) - torch.tensor(second.per_episode, dtype=torch.float64)
+    mean, half = mean_ci95(differences)
+    if not differences.any():
+        return Comparison(0.0, 0.0, 1.0)
+    return Comparison(mean, half, float(stats.ttest_rel(first.per_episode, second.per_episode).pvalue))

@@ -1,0 +1,108 @@
+"""What every few-shot method shares: episodes in, scores out."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from sosn.episode import Episode
+from sosn.errors import UsageError
+from sosn.preprocessing import Preprocessing
+
+Statistics = Literal["running", "batch"]
+LossName = Literal["mse", "cross_entropy"]
+
+
+class Method(nn.Module, ABC):
+    """A few-shot learner: `method(episode)` gives scores E×Q×L, higher where query and class are more alike."""
+
+    name: ClassVar[str]
+    transductive: ClassVar[bool] = False  # do queries of one episode influence each other's answers?
+    adapts: ClassVar[bool] = False  # do parameters change at test time?
+
+    preprocessing: Preprocessing
+    config: dict[str, Any]  # the constructor's arguments, saved with the weights
+
+    @abstractmethod
+    def logits(self, episode: Episode, separately: bool = False) -> Tensor:
+        """Similarities before squashing, E×Q×L. separately: encode support and query as two batches, not one."""
+
+    def score(self, logits: Tensor) -> Tensor:
+        """Similarities between 0 and 1."""
+        return torch.sigmoid(logits)
+
+    def forward(self, episode: Episode, statistics: Statistics = "running") -> Tensor:
+        """Scores E×Q×L.
+
+        statistics="running" leaves batch norm in the mode the module is in. "batch" is the authors' transductive way: each
+        episode is normalised by its own support images, query images and pairs; nothing is remembered of them.
+        """
+        if statistics == "running":
+            return self.score(_full(self.logits(episode)))
+        if statistics != "batch":
+            raise UsageError(f"statistics is {statistics!r}; choose running or batch")
+        with batch_statistics(self):
+            parts = [self.logits(episode.one(index), separately=True) for index in range(len(episode))]
+        return self.score(_full(torch.cat(parts)))
+
+    def loss(self, episode: Episode, name: LossName = "mse") -> Tensor:
+        """Mean squared error to one-hot labels (Eq. 7, as a mean), or cross-entropy on the logits across classes."""
+        if episode.labels is None:
+            raise UsageError("a loss needs an episode with labels")
+        logits = _full(self.logits(episode))
+        if name == "cross_entropy":
+            return F.cross_entropy(logits.flatten(0, 1), episode.labels.flatten())
+        target = F.one_hot(episode.labels, episode.way).to(logits.dtype)
+        return F.mse_loss(self.score(logits), target)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the parameters; the preprocessing's buffers follow them."""
+        return self.preprocessing.mean.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.preprocessing.mean.device
+
+    def parameter_count(self) -> int:
+        return sum(parameter.numel() for parameter in self.parameters())
+
+
+def _full(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+def batch_norms(module: nn.Module) -> list[_BatchNorm]:
+    return [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+
+
+@contextmanager
+def batch_statistics(module: nn.Module) -> Iterator[None]:
+    """Let batch norm use the batch at hand, and leave its running statistics as they are."""
+    layers = batch_norms(module)
+    before = [(layer.training, layer.track_running_stats) for layer in layers]
+    for layer in layers:
+        layer.training, layer.track_running_stats = True, False
+    try:
+        yield
+    finally:
+        for layer, (training, tracking) in zip(layers, before, strict=True):
+            layer.training, layer.track_running_stats = training, tracking
+
+
+def constructor_arguments(local_names: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of an __init__, from its locals() before anything else is assigned."""
+    return {key: value for key, value in local_names.items() if key not in ("self", "__class__")}
+
+
+def encode_together(method: nn.Module, support: Tensor, query: Tensor, separately: bool) -> tuple[Tensor, Tensor]:
+    """Pass two flat batches through an encoder as one batch, so that batch norm sees one population, or as two."""
+    if separately:
+        return cast(Tensor, method(support)), cast(Tensor, method(query))
+    both = cast(Tensor, method(torch.cat((support, query))))
+    return both[: len(support)], both[len(support) :]

@@ -1,0 +1,102 @@
+"""SoSN, the second-order similarity network."""
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from sosn.encoder import Conv4
+from sosn.episode import Episode
+from sosn.errors import UsageError
+from sosn.initialisation import initialise
+from sosn.method.base import Method, batch_norms, constructor_arguments, encode_together
+from sosn.permutation import draw_permutations, permute
+from sosn.power_norm import PowerNorm, PowerNormName
+from sosn.preprocessing import Polarity, Preprocessing
+from sosn.relation import Relation, RelationName, stack_pairs
+from sosn.similarity import SimilarityStreams
+
+PAIRS_AT_ONCE = {"cpu": 128, "cuda": 2_048}
+
+
+class SoSN(Method):
+    """Zhang & Koniusz, "Power Normalizing Second-order Similarity Network for Few-shot Learning", WACV 2019.
+
+    Images are encoded to feature maps, summarised by power-normalised second-order matrices, and a similarity net compares
+    the matrices of a class and a query (Eq. 5, 6, 11). Scores are its sigmoid. eta=None means N, the number of feature
+    vectors; gamma=None means 100 for asinhe and 0.5 for gamma. Weights come from PyTorch's global generator, permutations
+    from permutation_seed.
+    """
+
+    name: ClassVar[str] = "sosn"
+    permutations: Tensor
+
+    def __init__(
+        self,
+        channels: int = 3,
+        relation: RelationName = "average",
+        power_norm: PowerNormName = "sigme",
+        eta: float | None = 100.0,
+        gamma: float | None = None,
+        rho: float = 0.5,
+        softness: float | None = None,
+        shift: float = 0.0,
+        alpha: float = 1.0,
+        trace_normalise: bool = True,
+        permutations: int = 1,
+        streams: int = 1,
+        permutation_seed: int = 0,
+        encoder: Literal["conv4"] = "conv4",
+        encoder_width: int = 64,
+        features: Literal["relu", "linear"] = "relu",
+        input_size: int = 84,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        polarity: Polarity = "as_is",
+    ) -> None:
+        config = constructor_arguments(locals())
+        super().__init__()
+        self.config = config
+        if encoder != "conv4":
+            raise UsageError(f"encoder is {encoder!r}; choose conv4")
+        if features not in ("relu", "linear"):
+            raise UsageError(f"features is {features!r}; choose relu or linear")
+        if Conv4.map_side(input_size) < 1:
+            raise UsageError(f"input_size is {input_size}; conv4 needs images of 10 pixels or more a side")
+        norm = PowerNorm(power_norm, eta, gamma, rho, softness)
+        if features == "linear" and not norm.signed:
+            raise UsageError(f"power_norm {power_norm!r} refuses negative co-occurrences, which features='linear' has")
+        self.relation = Relation(relation, norm, shift, alpha, trace_normalise)
+        self.preprocessing = Preprocessing(channels, input_size, mean, std, polarity)
+        self.encoder = Conv4(channels, encoder_width, features)
+        rows = self.relation.side(encoder_width)
+        self.similarity = SimilarityStreams(permutations, streams, self.relation.channels, rows)
+        self.register_buffer("permutations", draw_permutations(rows, permutations, permutation_seed))
+        initialise(self)
+        self.to(memory_format=torch.channels_last)  # 1.5 times faster on a CPU
+
+    def logits(self, episode: Episode, separately: bool = False) -> Tensor:
+        support = self.preprocessing(episode.support.flatten(0, 2), self.dtype)
+        query = self.preprocessing(episode.query.flatten(0, 1), self.dtype)
+        support, query = encode_together(self.encoder, support, query, separately)
+        return self.compare(
+            support.flatten(2).unflatten(0, episode.support.shape[:3]),  # (E, L, Z, K, N)
+            query.flatten(2).unflatten(0, episode.query.shape[:2]),  # (E, Q, K, N)
+        )
+
+    def compare(self, support: Tensor, query: Tensor) -> Tensor:
+        """Feature maps (E, L, Z, K, N) and (E, Q, K, N) → similarity logits (E, Q, L)."""
+        if self.relation.stacked:  # permute each image once, not each pair
+            pairs = stack_pairs(
+                permute(self.relation.describe_support(support), self.permutations),
+                permute(self.relation.describe_query(query), self.permutations),
+            )
+        else:
+            pairs = permute(self.relation.describe_pairs(support, query), self.permutations)
+        flat = pairs.flatten(0, 2)
+        # With running statistics a pair's score is its own, so pairs can go in parts that fit in fast memory.
+        alone = not any(layer.training for layer in batch_norms(self.similarity))
+        parts = flat.split(PAIRS_AT_ONCE.get(flat.device.type, 128)) if alone else (flat,)
+        logits: Tensor = torch.cat([self.similarity(part) for part in parts])
+        return logits.view(pairs.shape[:3])

@@ -1,0 +1,61 @@
+"""Models by name: shipped with the package, or in a run folder."""
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sosn.errors import CheckpointError, UsageError
+from sosn.method import Method
+from sosn.recipe import Recipe, from_table
+from sosn.spelling import nearest
+from sosn.storage import load_method, save_method
+from sosn.training.run import WEIGHTS_FILE
+
+
+def _shelf() -> Path:
+    return Path(str(resources.files("sosn"))) / "models"
+
+
+def shipped_models() -> dict[str, dict[str, Any]]:
+    """Cards of the models in the package, by name."""
+    return {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(_shelf().glob("*.json"))}
+
+
+def model_path(name_or_path: str) -> Path:
+    """Where the weights of a shipped model, a run folder or a weights file are."""
+    if (_shelf() / f"{name_or_path}.safetensors").is_file():
+        return _shelf() / f"{name_or_path}.safetensors"
+    path = Path(name_or_path)
+    if path.is_dir():
+        if not (path / WEIGHTS_FILE).is_file():
+            raise CheckpointError(
+                f"folder {name_or_path!r} holds no {WEIGHTS_FILE}: it is no run, or its run has not validated yet"
+            )
+        return path / WEIGHTS_FILE
+    if path.is_file():
+        return path
+    known = shipped_models()
+    raise UsageError(
+        f"there is no model {name_or_path!r}{nearest(name_or_path, known)}: give a run folder or one of {', '.join(known)}"
+    )
+
+
+def load(name_or_path: str | Path) -> Method:
+    """A shipped model, or that of a run folder, ready to use: in evaluation mode, on the CPU."""
+    return load_method(model_path(str(name_or_path)))[0]
+
+
+def load_with_recipe(name_or_path: str) -> tuple[Method, Recipe]:
+    """A model and the recipe that it was trained with."""
+    method, about = load_method(model_path(name_or_path))
+    return method, from_table(about.get("recipe", {}), f"the recipe of model {name_or_path!r}")
+
+
+def pack(source: Path, target: Path) -> None:
+    """Copy a model with half-precision weights, for shipping."""
+    method, about = load_method(source)
+    about = {key: value for key, value in about.items() if key not in ("method", "config")}
+    save_method(target, method, about, torch.float16)

@@ -1,0 +1,36 @@
+"""Second-order statistics in full precision, whatever autocast says around them."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Concatenate, ParamSpec
+
+import torch
+from torch import Tensor
+
+from sosn.errors import UsageError
+
+P = ParamSpec("P")
+
+
+def full_precision(function: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[Concatenate[Tensor, P], Tensor]:
+    """Run a function of a tensor outside autocast, in float32 where the tensor is bfloat16 or float16.
+
+    Squares of activations and exponents of η′ ≈ 1000 leave the range and resolution of half precision.
+    """
+
+    @wraps(function)
+    def wrapped(tensor: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+        with torch.autocast(tensor.device.type, enabled=False):
+            full = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+            return function(full, *args, **kwargs)
+
+    return wrapped
+
+
+def check_bf16() -> None:
+    """Refuse bf16 on a CPU whose bf16 convolutions kill the process, by letting a child process try one."""
+    program = "import torch; torch.nn.Conv2d(8, 8, 3).bfloat16()(torch.ones(1, 8, 9, 9).bfloat16()).sum().backward()"
+    if subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode:
+        raise UsageError("bf16 convolutions do not work on this CPU: use precision=fp32")

@@ -1,0 +1,60 @@
+"""From images as a file gives them to what a model was trained on."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sosn.errors import UsageError
+
+Polarity = Literal["as_is", "inverted"]
+
+
+class Preprocessing(nn.Module):
+    """uint8 0–255 or float 0–1 images of any size → standardised floats of the model's own size and channels.
+
+    (B, c, h, w) → (B, channels, size, size). Other sizes are resized with antialiasing; colour becomes grey by luma, grey
+    becomes colour by repetition. polarity="inverted" turns x into 1 − x. mean and std are of images in 0…1, after that.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        channels: int,
+        size: int,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        polarity: Polarity = "as_is",
+    ) -> None:
+        super().__init__()
+        if channels not in (1, 3):
+            raise UsageError(f"channels is {channels}; images have 1 (grey) or 3 (colour)")
+        if polarity not in ("as_is", "inverted"):
+            raise UsageError(f"polarity is {polarity!r}; choose as_is or inverted")
+        self.channels, self.size, self.polarity = channels, size, polarity
+        self.plain = mean is None and std is None
+        for name, values in (("mean", mean or [0.0] * channels), ("std", std or [1.0] * channels)):
+            if len(values) != channels:
+                raise UsageError(f"{name} has {len(values)} values; {channels} channels need {channels}")
+            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
+        if not (self.std > 0).all():
+            raise UsageError(f"std is {self.std.flatten().tolist()}; every value must be above 0")
+
+    def forward(self, images: Tensor, dtype: torch.dtype) -> Tensor:
+        images = images.to(dtype) / 255 if images.dtype == torch.uint8 else images.to(dtype)
+        if images.shape[-3] not in (1, 3):
+            raise UsageError(f"images have {images.shape[-3]} channels; give 1 (grey) or 3 (colour)")
+        if images.shape[-3] == 3 and self.channels == 1:
+            luma = images.new_tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
+            images = (images * luma).sum(-3, keepdim=True)
+        elif images.shape[-3] < self.channels:
+            images = images.expand(-1, self.channels, -1, -1)
+        if images.shape[-2:] != (self.size, self.size):
+            images = F.interpolate(images, (self.size, self.size), mode="bilinear", antialias=True, align_corners=False)
+        if self.polarity == "inverted":
+            images = 1 - images
+        return images if self.plain else (images - self.mean.to(dtype)) / self.std.to(dtype)

@@ -1,0 +1,252 @@
+"""A run as a typed, commented TOML file; key=value on the command line overrides anything in it."""
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from sosn.data import dataset_options
+from sosn.errors import UsageError
+from sosn.method import method_class
+from sosn.method.base import LossName
+from sosn.spelling import nearest
+from sosn.typed import annotations, check_options, parse
+
+RECIPE_FILE = "recipe.toml"
+
+
+@dataclass(frozen=True)
+class DataSection:
+    """Where images come from. Other keys are the dataset's own."""
+
+    name: str = "glyphs"
+    min_images: int = 0  # leave out classes with fewer
+    standardise: bool = True  # give the model the mean and deviation of the training images
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelSection:
+    """Which method. Other keys are its constructor's; channels and input_size follow the images unless set."""
+
+    method: str = "sosn"
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class EpisodesSection:
+    """What an episode is, in training and, unless [validation] says otherwise, in validation."""
+
+    way: int = 5
+    shot: int = 1
+    query: int = 15  # query images a class
+    episodes_per_step: int = 1
+
+
+@dataclass(frozen=True)
+class TrainingSection:
+    """How the weights are found."""
+
+    steps: int = 1000
+    loss: LossName = "mse"
+    optimiser: Literal["adam", "adamw"] = "adam"
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.0
+    schedule: Literal["constant", "step", "cosine"] = "constant"
+    decay_every: int = 50_000  # schedule = "step": steps between two cuts of the learning rate
+    decay_factor: float = 0.5
+    warmup: int = 0  # steps over which the learning rate rises from 0
+    clip: float = 0.0  # largest norm of the gradient; 0 means no limit
+    precision: Literal["fp32", "bf16"] = "fp32"
+    average: float = 0.0  # decay of the moving average of weights that is validated and kept; 0 means the weights themselves
+    recalibrate: int = 20  # training steps over which batch norm's running statistics are taken anew before each validation
+    device: str = "auto"
+
+
+@dataclass(frozen=True)
+class ValidationSection:
+    """When and on what the weights are judged."""
+
+    every: int = 200  # steps
+    val_episodes: int = 200
+    val_way: int = 0  # 0 means as in training
+    val_shot: int = 0
+    val_query: int = 15
+    val_seed: int = 1  # of the episodes that select the weights
+    report_episodes: int = 600
+    report_seed: int = 0  # of the episodes that the closing figure comes from
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides a run."""
+
+    title: str = ""
+    seed: int = 0
+    data: DataSection = DataSection()
+    model: ModelSection = ModelSection()
+    episodes: EpisodesSection = EpisodesSection()
+    training: TrainingSection = TrainingSection()
+    validation: ValidationSection = ValidationSection()
+
+    def __post_init__(self) -> None:
+        for section, name, least in (
+            (self.episodes, "episodes_per_step", 1), (self.training, "steps", 1), (self.training, "recalibrate", 0),
+            (self.training, "warmup", 0), (self.training, "decay_every", 1), (self.training, "clip", 0),
+            (self.training, "weight_decay", 0), (self.validation, "every", 1), (self.validation, "val_episodes", 2),
+            (self.validation, "report_episodes", 2),
+        ):  # fmt: skip
+            if getattr(section, name) < least:
+                raise UsageError(f"{name} is {getattr(section, name)}; it must be {least} or more")
+        if not self.training.learning_rate > 0:
+            raise UsageError(f"learning_rate is {self.training.learning_rate}; it must be above 0")
+        if not 0 <= self.training.average < 1:
+            raise UsageError(f"average is {self.training.average}; the decay must lie between 0 and 1")
+        if self.validation.val_seed == self.validation.report_seed:
+            raise UsageError("val_seed and report_seed are the same: weights would be reported on the episodes that chose them")
+
+    @property
+    def val_way(self) -> int:
+        return self.validation.val_way or self.episodes.way
+
+    @property
+    def val_shot(self) -> int:
+        return self.validation.val_shot or self.episodes.shot
+
+    def to_table(self) -> dict[str, Any]:
+        """The recipe as nested plain values, options beside their section's own keys."""
+        table: dict[str, Any] = {"title": self.title, "seed": self.seed}
+        for name in _SECTIONS:
+            section = getattr(self, name)
+            own = {f.name: getattr(section, f.name) for f in fields(section) if f.name != "options"}
+            table[name] = own | getattr(section, "options", {})
+        return table
+
+    def to_toml(self) -> str:
+        """The recipe as TOML that reads back to the same recipe."""
+        table = self.to_table()
+        lines = [f"{key} = {_toml(table[key])}" for key in ("title", "seed")]
+        for name in _SECTIONS:
+            lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table[name].items())]
+        return "\n".join(lines) + "\n"
+
+
+_SECTIONS: dict[str, type[Any]] = {
+    "data": DataSection,
+    "model": ModelSection,
+    "episodes": EpisodesSection,
+    "training": TrainingSection,
+    "validation": ValidationSection,
+}
+
+
+def _toml(value: Any) -> str:
+    return json.dumps("none" if value is None else value, ensure_ascii=False)  # JSON scalars and lists are TOML
+
+
+def from_table(table: Mapping[str, Any], where: str) -> Recipe:
+    """A recipe from nested plain values; unknown and ill-typed keys are refused with the nearest right name."""
+    known: dict[str, Any] = {"title": str, "seed": int}
+    given = {key: value for key, value in table.items() if key not in _SECTIONS}
+    for key in given:
+        if key not in known:
+            raise UsageError(f"{where} has no key {key!r}{nearest(key, (*known, *_SECTIONS))}")
+    sections: dict[str, Any] = check_options(given, known, "")
+    for name in _SECTIONS:
+        values = table.get(name, {})
+        if not isinstance(values, Mapping):
+            raise UsageError(f"{where}: {name!r} is a section, written [{name}]")
+        sections[name] = _section(name, values)
+    return Recipe(**sections)
+
+
+def _section(name: str, values: Mapping[str, Any]) -> Any:
+    section_class = _SECTIONS[name]
+    own, options = _known_keys(name, values)
+    checked = check_options(values, own | options, f"[{name}]")
+    extra = {key: value for key, value in checked.items() if key in options}
+    plain = {key: value for key, value in checked.items() if key in own}
+    return section_class(**plain, options=extra) if name in ("data", "model") else section_class(**plain)
+
+
+def _known_keys(name: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Keys of a section: its own, and those of the dataset or method it names."""
+    own = annotations(_SECTIONS[name], without=("options",))
+    if name == "data":
+        return own, dataset_options(str(values.get("name", DataSection.name)))
+    if name == "model":
+        return own, annotations(method_class(str(values.get("method", ModelSection.method))))
+    return own, {}
+
+
+def override(recipe: Recipe, assignments: Iterable[str]) -> Recipe:
+    """Apply key=value words; a key is a section's (training.steps) or, where only one section has it, bare (steps)."""
+    table = recipe.to_table()
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            raise UsageError(f"{assignment!r} is no key=value: write for instance steps=2000")
+        if key == "data":  # data=folder:PATH, the word people reach for
+            key = "data.name"
+        if key in ("title", "seed"):
+            table[key] = parse(text)
+            continue
+        section, name = _locate(key.strip(), table)
+        if section == "data" and name == "name" and text != table["data"]["name"]:  # other options belonged to the old one
+            table["data"] = {k: v for k, v in table["data"].items() if k in annotations(DataSection)}
+        table[section][name] = parse(text)
+    return from_table(table, "the command line")
+
+
+def _locate(key: str, table: Mapping[str, Any]) -> tuple[str, str]:
+    known = {name: set().union(*_known_keys(name, table[name])) for name in _SECTIONS}
+    section, dot, name = key.rpartition(".")
+    if dot:
+        if section in known and name in known[section]:
+            return section, name
+    else:
+        homes = [home for home, keys in known.items() if name in keys]
+        if len(homes) == 1:
+            return homes[0], name
+        if homes:
+            raise UsageError(f"{name!r} stands in several sections: write {' or '.join(f'{h}.{name}' for h in homes)}")
+    everything = [k for keys in known.values() for k in keys] + [f"{s}.{k}" for s, keys in known.items() for k in keys]
+    raise UsageError(f"there is no key {key!r}{nearest(key, everything)}; `sosn recipes NAME` shows a whole recipe")
+
+
+def shipped() -> list[str]:
+    """Names of the recipes in the package."""
+    folder = resources.files("sosn") / "recipes"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def recipe_text(name_or_path: str) -> str:
+    """The TOML of a shipped recipe, of a file, or of a run folder."""
+    if name_or_path in shipped():
+        return (resources.files("sosn") / "recipes" / f"{name_or_path}.toml").read_text("utf-8")
+    path = Path(name_or_path)
+    if path.is_dir():
+        path = path / RECIPE_FILE
+    if not path.is_file():
+        raise UsageError(
+            f"there is no recipe {name_or_path!r}{nearest(name_or_path, shipped())}: give a file, a run folder, or one of "
+            f"{', '.join(shipped())}"
+        )
+    return path.read_text("utf-8")
+
+
+def load_recipe(name_or_path: str) -> Recipe:
+    """A recipe by name, file or run folder."""
+    try:
+        table = tomllib.loads(recipe_text(name_or_path))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"recipe {name_or_path!r} is not valid TOML: {error}") from None
+    return from_table(table, f"recipe {name_or_path!r}")
+
+
+def without_place(recipe: Recipe) -> Recipe:
+    """The recipe less what decides only where it runs, for comparing two."""
+    return replace(recipe, title="", training=replace(recipe.training, device="auto"))

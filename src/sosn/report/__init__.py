@@ -1,0 +1,5 @@
+"""Plots and pages."""
+
+from sosn.report.page import write_report
+
+__all__ = ["write_report"]

@@ -1,0 +1,54 @@
+"""The similarity network s(ψ): how alike a class and a query are (Fig. 3)."""
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from sosn.errors import UsageError
+
+
+class SimilarityNet(nn.Module):
+    """Four blocks of 3×3 convolution (no padding), batch norm, ReLU and 2×2 max-pooling, then FC 8, ReLU, FC 1.
+
+    Descriptors (B, channels, rows, rows) → logits (B,). Its size depends on the rows of the matrices, not on the images:
+    64 → 31 → 14 → 6 → 2. Refuses matrices that are too small for four blocks.
+    """
+
+    def __init__(self, channels: int, rows: int = 64, width: int = 64, hidden: int = 8) -> None:
+        super().__init__()
+        side = rows
+        for _ in range(4):
+            side = (side - 2) // 2
+        if side < 1:
+            raise UsageError(f"the similarity net needs matrices of 46 rows or more, not {rows}: use a wider encoder")
+        layers: list[nn.Module] = []
+        for inputs in (channels, width, width, width):
+            layers += [nn.Conv2d(inputs, width, 3), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2)]
+        self.blocks = nn.Sequential(*layers)
+        self.head = nn.Sequential(
+            nn.Flatten(), nn.Linear(width * side * side, hidden), nn.ReLU(), nn.Linear(hidden, 1)
+        )  # fmt: skip
+
+    def forward(self, descriptors: Tensor) -> Tensor:
+        return cast(Tensor, self.head(self.blocks(descriptors))).squeeze(-1)
+
+
+class SimilarityStreams(nn.Module):
+    """One similarity net for all P permuted descriptors, or one for each ("multiple-similarity") with logits averaged.
+
+    Descriptors (B, P, channels, rows, rows) → logits (B,).
+    """
+
+    def __init__(self, permutations: int, streams: int, channels: int, rows: int) -> None:
+        super().__init__()
+        if streams not in (1, permutations):
+            raise UsageError(f"streams is {streams}; with {permutations} permutations it is 1 or {permutations}")
+        inputs = channels * permutations // streams
+        self.nets = nn.ModuleList(SimilarityNet(inputs, rows) for _ in range(streams))
+
+    def forward(self, descriptors: Tensor) -> Tensor:
+        if len(self.nets) == 1:
+            return cast(Tensor, self.nets[0](descriptors.flatten(1, 2)))
+        logits = [net(part) for net, part in zip(self.nets, descriptors.unbind(1), strict=True)]
+        return torch.stack(logits).mean(0)

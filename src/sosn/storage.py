@@ -1,0 +1,86 @@
+"""Weights in safetensors files, with what is needed to use them again written beside the numbers."""
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from sosn.errors import CheckpointError, SosnError
+from sosn.method import method_class
+from sosn.method.base import Method
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that a crash or a full disk leaves the old one whole."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise SosnError(f"cannot write {str(path)!r} ({error.strerror}); what stood there before is untouched") from error
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """Save tensors and a JSON document about them."""
+    flat = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_atomically(path, save(flat, {"sosn": json.dumps(about)}))
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a file and the document about them."""
+    if not path.is_file():
+        raise CheckpointError(f"there is no weights file {str(path)!r}")
+    try:
+        with safe_open(path, "pt") as file:
+            about = json.loads((file.metadata() or {})["sosn"])
+            return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118
+    except (SafetensorError, KeyError, json.JSONDecodeError, OSError) as error:
+        raise CheckpointError(f"{str(path)!r} is damaged or not a file of sosn's ({error})") from error
+
+
+def save_method(path: Path, method: Method, about: Mapping[str, Any] | None = None, dtype: torch.dtype | None = None) -> None:
+    """Save a method with its constructor's arguments; dtype=torch.float16 halves the file."""
+    state = {
+        name: tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor
+        for name, tensor in method.state_dict().items()
+    }
+    save_tensors(path, state, {"method": method.name, "config": method.config, **(about or {})})
+
+
+def load_method(path: Path) -> tuple[Method, dict[str, Any]]:
+    """A method, in evaluation mode, and what was written about it."""
+    tensors, about = load_tensors(path)
+    if "method" not in about:
+        raise CheckpointError(f"{str(path)!r} holds no method: it is a checkpoint for resuming a run")
+    method = method_class(about["method"])(**about["config"])
+    restore(method, tensors, path)
+    return method.eval(), about
+
+
+def restore(method: Method, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Load weights into a method; refuses those of another architecture, naming the first difference."""
+    own = method.state_dict()
+    for name in sorted(own.keys() | tensors.keys()):
+        ours = tuple(own[name].shape) if name in own else "absent"
+        theirs = tuple(tensors[name].shape) if name in tensors else "absent"
+        if ours != theirs:
+            raise CheckpointError(
+                f"{str(path)!r} is of another architecture: {name!r} is {theirs} there and {ours} here; "
+                "use the recipe it was trained with"
+            )
+    method.load_state_dict({name: tensor.to(own[name].dtype) for name, tensor in tensors.items()})

@@ -1,0 +1,268 @@
+"""Training, in the order in which it happens."""
+
+import copy
+import json
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
+
+from sosn.data import Bank, EpisodeSampler, open_bank
+from sosn.errors import MissingSplitError, TrainingError
+from sosn.evaluation import Evaluation, evaluate
+from sosn.method import Method, method_class
+from sosn.precision import check_bf16
+from sosn.recipe import Recipe
+from sosn.seeding import generator
+from sosn.storage import load_method, load_tensors, restore, save_method, save_tensors, write_atomically
+from sosn.training.calibration import recalibrate, update_average
+from sosn.training.run import Run
+from sosn.training.schedule import learning_rate
+
+SAVE_SECONDS = 60.0  # longest time between two checkpoints
+LOG_STEPS = 20  # steps between two lines of metrics
+
+
+class Progress(Protocol):
+    """What a run tells while it goes on."""
+
+    def say(self, sentence: str) -> None: ...
+    def start(self, first_step: int, steps: int, episodes_per_step: int) -> None: ...
+    def step(self, step: int, loss: float | None) -> None: ...
+    def validation(self, step: int, result: Evaluation, best: bool) -> None: ...
+
+
+class Silent:
+    """Progress that nobody sees."""
+
+    def say(self, sentence: str) -> None: ...
+    def start(self, first_step: int, steps: int, episodes_per_step: int) -> None: ...
+    def step(self, step: int, loss: float | None) -> None: ...
+    def validation(self, step: int, result: Evaluation, best: bool) -> None: ...
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What came of a run: its folder, the weights that were kept, and their figure on validation classes, if there are any."""
+
+    folder: Path
+    method: Method
+    evaluation: Evaluation | None
+    seconds: float
+
+
+def build(recipe: Recipe, bank: Bank) -> Method:
+    """The method of a recipe, fitted to the images of a bank, with weights from the recipe's seed."""
+    options: dict[str, Any] = {"channels": bank.channels, "input_size": bank.size}
+    if recipe.data.standardise:
+        options["mean"], options["std"] = bank.mean_std()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(generator("weights", recipe.seed).initial_seed())
+        return method_class(recipe.model.method)(**options | recipe.model.options)
+
+
+def open_split(recipe: Recipe, split: str) -> Bank:
+    return open_bank(recipe.data.name, split, recipe.data.min_images, **recipe.data.options)
+
+
+def report(recipe: Recipe, method: Method, bank: Bank) -> Evaluation:
+    """The figure that stands for a run: report_seed's episodes, running statistics."""
+    wanted = recipe.validation
+    return evaluate(method, bank, recipe.val_way, recipe.val_shot, wanted.val_query, wanted.report_episodes, wanted.report_seed)
+
+
+class Trainer:
+    """The state of a run and what is done to it, step by step."""
+
+    def __init__(self, recipe: Recipe, run: Run, progress: Progress) -> None:
+        self.recipe, self.run, self.progress = recipe, run, progress
+        self.fabric = _fabric(recipe)
+        device = self.fabric.device
+        train_bank = open_split(recipe, "train")
+        try:
+            self.val_bank: Bank | None = open_split(recipe, "val").to(device)
+        except MissingSplitError as error:
+            self.val_bank = None
+            progress.say(f"{error}: the weights of the last step will be kept")
+        if self.val_bank is not None:  # refuse sizes that validation cannot use before anything is trained
+            EpisodeSampler(self.val_bank, recipe.val_way, recipe.val_shot, recipe.validation.val_query)
+        episodes = recipe.episodes
+        self.sampler = EpisodeSampler(train_bank.to(device), episodes.way, episodes.shot, episodes.query)
+        self.method = build(recipe, train_bank).to(device)
+        self.judged = copy.deepcopy(self.method)  # takes the weights that are validated and kept
+        self.average = {name: weight.detach().clone() for name, weight in self.method.named_parameters()}
+        training = recipe.training
+        optimiser_class = torch.optim.AdamW if training.optimiser == "adamw" else torch.optim.Adam
+        self.optimiser = optimiser_class(self.method.parameters(), training.learning_rate, weight_decay=training.weight_decay)
+        self.module, self.optimizer = self.fabric.setup(self.method, self.optimiser)
+        self.module.mark_forward_method("loss")
+        self.step = 0  # steps taken
+        self.best = -1.0
+
+    def advance(self) -> Tensor:
+        """Take one step and return its loss."""
+        recipe, training = self.recipe, self.recipe.training
+        for group in self.optimiser.param_groups:
+            group["lr"] = learning_rate(self.step, training)
+        draw = generator("train", recipe.seed, self.step, device=self.fabric.device)
+        episode = self.sampler.draw(recipe.episodes.episodes_per_step, draw)
+        self.method.train()
+        self.optimizer.zero_grad()
+        loss: Tensor = self.module.loss(episode, training.loss)
+        self.fabric.backward(loss)
+        if training.clip:
+            self.fabric.clip_gradients(self.module, self.optimizer, max_norm=training.clip, error_if_nonfinite=False)
+        self.optimizer.step()
+        if training.average:
+            update_average(self.average, self.method, training.average, self.step)
+        self.step += 1
+        return loss.detach()
+
+    def judge(self) -> Evaluation | None:
+        """Validate the current weights, and keep them if they are the best so far or there is nothing to judge them by."""
+        recipe = self.recipe
+        with torch.no_grad():
+            self.judged.load_state_dict(self.method.state_dict())
+            if recipe.training.average:
+                for name, weight in self.judged.named_parameters():
+                    weight.copy_(self.average[name])
+        if recipe.training.recalibrate:
+            device, count = self.fabric.device, recipe.episodes.episodes_per_step
+            with self.fabric.autocast():
+                recalibrate(self.judged, (
+                    self.sampler.draw(count, generator("recalibrate", recipe.seed, index, device=device))
+                    for index in range(recipe.training.recalibrate)
+                ))  # fmt: skip
+        if self.val_bank is None:
+            self.keep({})
+            return None
+        wanted = recipe.validation
+        result = evaluate(
+            self.judged,
+            self.val_bank,
+            recipe.val_way,
+            recipe.val_shot,
+            wanted.val_query,
+            wanted.val_episodes,
+            wanted.val_seed,
+        )
+        best = result.accuracy > self.best
+        if best:
+            self.best = result.accuracy
+            self.keep(result.to_json())
+        self.progress.validation(self.step, result, best)
+        return result
+
+    def keep(self, selection: dict[str, Any]) -> None:
+        """Write the judged weights as the run's model."""
+        about = {"recipe": self.recipe.to_table(), "step": self.step, "selection": selection}
+        save_method(self.run.weights, self.judged, about)
+
+    def save(self) -> None:
+        """Write all that is needed to go on from here. Refuses weights that are not finite, so the last good ones stay."""
+        for name, weight in self.method.named_parameters():
+            if not torch.isfinite(weight).all():
+                raise TrainingError(self._not_finite(f"weight {name!r}"))
+        tensors = {f"method.{name}": value for name, value in self.method.state_dict().items()}
+        tensors |= {f"average.{name}": value for name, value in self.average.items()}
+        for number, state in self.optimiser.state_dict()["state"].items():
+            tensors |= {f"optimiser.{number}.{name}": value for name, value in state.items()}
+        save_tensors(self.run.checkpoint, tensors, {"step": self.step, "best": self.best})
+
+    def load(self) -> None:
+        """Take up the state that was saved."""
+        tensors, about = load_tensors(self.run.checkpoint)
+        parts: dict[str, dict[str, Tensor]] = {"method": {}, "average": {}, "optimiser": {}}
+        for name, value in tensors.items():
+            part, _, rest = name.partition(".")
+            parts.setdefault(part, {})[rest] = value
+        restore(self.method, parts["method"], self.run.checkpoint)
+        for name, value in parts["average"].items():
+            self.average[name].copy_(value)
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, value in parts["optimiser"].items():
+            number, _, key = name.partition(".")
+            state.setdefault(int(number), {})[key] = value
+        self.optimiser.load_state_dict({"state": state, "param_groups": self.optimiser.state_dict()["param_groups"]})
+        self.step, self.best = int(about["step"]), float(about["best"])
+
+    def check(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise TrainingError(self._not_finite("loss"))
+
+    def _not_finite(self, what: str) -> str:
+        kept = self.run.checkpoint if self.run.checkpoint.exists() else None
+        saved = f"; the last good checkpoint is {str(kept)!r}" if kept else ""
+        return f"{what} is not finite at step {self.step}{saved}: lower learning_rate, or set clip=0.5"
+
+
+def _fabric(recipe: Recipe) -> Fabric:
+    wanted = recipe.training
+    accelerator = "cuda" if wanted.device == "auto" and torch.cuda.is_available() else wanted.device
+    accelerator = "cpu" if accelerator == "auto" else accelerator
+    if wanted.precision == "bf16" and accelerator == "cpu":
+        check_bf16()
+    return Fabric(accelerator=accelerator, devices=1, precision="bf16-mixed" if wanted.precision == "bf16" else "32-true")
+
+
+def train(recipe: Recipe, out: Path, resume: bool = False, progress: Progress | None = None) -> TrainingResult:
+    """Train a recipe in a run folder, keep the weights that validate best, and report their figure on validation classes.
+
+    Test classes are never opened. resume goes on from the folder's checkpoint, to the same weights as without the break.
+    """
+    began = time.monotonic()
+    progress = progress or Silent()
+    run = Run.resume(out, recipe) if resume else Run.create(out, recipe)
+    trainer = Trainer(recipe, run, progress)
+    if resume and run.checkpoint.exists():
+        trainer.load()
+    run.forget_after(trainer.step)
+    board = SummaryWriter(str(run.folder), purge_step=trainer.step)
+    progress.start(trainer.step, recipe.training.steps, recipe.episodes.episodes_per_step)
+    try:
+        _steps(trainer, board)
+    except KeyboardInterrupt:
+        trainer.save()
+        raise
+    finally:
+        board.close()
+    method, _ = load_method(run.weights)
+    method.to(trainer.fabric.device)
+    result = None if trainer.val_bank is None else report(recipe, method, trainer.val_bank)
+    seconds = time.monotonic() - began
+    summary = {"split": "val", "seconds": round(seconds, 1), "step": trainer.step} | (result.to_json() if result else {})
+    write_atomically(run.result, (json.dumps(summary, indent=2) + "\n").encode())
+    return TrainingResult(run.folder, method, result, seconds)
+
+
+def _steps(trainer: Trainer, board: SummaryWriter) -> None:
+    recipe, run = trainer.recipe, trainer.run
+    every_loss = trainer.fabric.device.type == "cpu"  # elsewhere reading it would stall the device
+    saved = time.monotonic()
+    while trainer.step < recipe.training.steps:
+        loss = trainer.advance()
+        step = trainer.step
+        last = step == recipe.training.steps
+        logged = step % LOG_STEPS == 0 or last
+        due = step % recipe.validation.every == 0 or last
+        value = loss.item() if every_loss or logged or due else None
+        trainer.progress.step(step, value)
+        if value is not None:
+            trainer.check(value)
+        if value is not None and logged:
+            rate = learning_rate(step - 1, recipe.training)
+            run.record(step=step, loss=value, learning_rate=rate)
+            board.add_scalar("loss", value, step)
+            board.add_scalar("learning_rate", rate, step)
+        if due and (result := trainer.judge()):
+            run.record(step=step, val_accuracy=result.accuracy, val_ci95=result.ci95, best=trainer.best)
+            board.add_scalar("val_accuracy", result.accuracy, step)
+        if due or time.monotonic() - saved > SAVE_SECONDS:
+            trainer.save()
+            saved = time.monotonic()
