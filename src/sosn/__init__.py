@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sosn.method import SoSN as SoSN
     from sosn.models import load as load
     from sosn.recipe import load_recipe as load_recipe
+    from sosn.seeding import generator as generator
     from sosn.training import train as train
 
 __version__ = "0.1.0"
@@ -29,6 +30,7 @@ _HOME = {
     "SosnError": "sosn.errors",
     "compare": "sosn.evaluation",
     "evaluate": "sosn.evaluation",
+    "generator": "sosn.seeding",
     "load": "sosn.models",
     "load_recipe": "sosn.recipe",
     "open_bank": "sosn.data",

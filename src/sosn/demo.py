@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from sosn.data import EpisodeSampler
 from sosn.errors import UsageError
 from sosn.evaluation import Evaluation, evaluate
 from sosn.method import NearestPixels
-from sosn.recipe import RECIPE_FILE, load_recipe
+from sosn.recipe import RECIPE_FILE, load_recipe, override
 from sosn.report import write_report
 from sosn.seeding import generator
 from sosn.storage import write_atomically
@@ -58,19 +59,19 @@ class DemoResult:
         }
 
 
-def run_demo(out: Path, progress: Progress) -> DemoResult:
+def run_demo(out: Path, progress: Progress, overrides: Sequence[str] = ()) -> DemoResult:
     """Train the default recipe in a folder, evaluate it on test classes, classify five drawings and write report.html.
 
     A folder of an earlier demo is written over; one that holds anything else is refused.
     """
     began = time.monotonic()
+    recipe = override(load_recipe(RECIPE), overrides)
     _clear(out)
-    recipe = load_recipe(RECIPE)
     progress.say(f"training {recipe.training.steps} steps on generated glyphs (synthetic; nothing is downloaded)")
     trained = train(recipe, out / "run", progress=progress)
     bank = open_split(recipe, "test")
     progress.say(f"evaluating {TEST_EPISODES} episodes of {len(bank.names)} classes it never saw")
-    sizes = (recipe.val_way, recipe.val_shot, 15, TEST_EPISODES)
+    sizes = (recipe.val_way, recipe.val_shot, recipe.validation.val_query, TEST_EPISODES)
     test = evaluate(trained.method, bank, *sizes)
     pixels = evaluate(NearestPixels(bank.channels, bank.size), bank, *sizes)
     sampler = EpisodeSampler(bank, recipe.val_way, recipe.val_shot, 1)

@@ -32,8 +32,17 @@ class Episode:
             raise UsageError(f"support images have {self.support.shape[-3]} channels and query images {self.query.shape[-3]}")
         if self.support.numel() == 0 or self.query.numel() == 0:
             raise UsageError(f"an episode cannot be empty: support {_shape(self.support)}, query {_shape(self.query)}")
+        for name, images in (("support", self.support), ("query", self.query)):
+            if images.dtype != torch.uint8 and not images.is_floating_point():
+                raise UsageError(f"{name} images are {images.dtype}; they are uint8 (0–255) or floating point (0–1)")
+        if self.labels is not None and (self.labels.is_floating_point() or self.labels.dtype == torch.bool):
+            raise UsageError(f"labels are {self.labels.dtype}; they are whole numbers, the classes of the queries")
         if self.labels is not None and self.labels.shape != self.query.shape[:2]:
             raise UsageError(f"labels are {_shape(self.labels)}; {_shape(self.query)} queries need E×Q labels")
+        if self.labels is not None and self.labels.device.type == "cpu":  # elsewhere looking would stall the device
+            lowest, highest = int(self.labels.min()), int(self.labels.max())
+            if lowest < 0 or highest >= self.way:
+                raise UsageError(f"labels run from {lowest} to {highest}; {self.way} classes are numbered 0 to {self.way - 1}")
 
     def __len__(self) -> int:
         return len(self.support)

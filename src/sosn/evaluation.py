@@ -75,7 +75,7 @@ def evaluate(
     sampler = EpisodeSampler(data, way, shot, query)
     support, queries = draw_indices(sampler, episodes, seed)
     at_once = max(1, PAIRS.get(method.device.type, 1_000) // (way * way * query))
-    training = method.training
+    modes = {module: module.training for module in method.modules()}
     method.eval()
     parts = []
     try:
@@ -88,7 +88,8 @@ def evaluate(
             if progress:
                 progress(min(first + at_once, episodes), episodes)
     finally:
-        method.train(training)
+        for module, training in modes.items():
+            module.training = training
     accuracies = torch.cat(parts)
     mean, half = mean_ci95(accuracies)
     fingerprint = _fingerprint(data, support, queries)
@@ -123,6 +124,6 @@ def compare(first: Evaluation, second: Evaluation) -> Comparison:
 
     differences = torch.tensor(first.per_episode, dtype=torch.float64) - torch.tensor(second.per_episode, dtype=torch.float64)
     mean, half = mean_ci95(differences)
-    if not differences.any():
-        return Comparison(0.0, 0.0, 1.0)
+    if half == 0:  # the same difference everywhere: no spread to test against
+        return Comparison(mean, 0.0, 1.0 if mean == 0 else 0.0)
     return Comparison(mean, half, float(stats.ttest_rel(first.per_episode, second.per_episode).pvalue))

@@ -11,8 +11,7 @@ from sosn.errors import CheckpointError, UsageError
 from sosn.method import Method
 from sosn.recipe import Recipe, from_table
 from sosn.spelling import nearest
-from sosn.storage import load_method, save_method
-from sosn.training.run import WEIGHTS_FILE
+from sosn.storage import WEIGHTS_FILE, load_method, save_method
 
 
 def _shelf() -> Path:

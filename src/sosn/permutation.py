@@ -26,8 +26,6 @@ def draw_permutations(size: int, count: int, seed: int) -> Tensor:
 
 def permute(matrices: Tensor, permutations: Tensor) -> Tensor:
     """ΠₚᵀMΠₚ for every p (Eq. 11): (…, C, K, K) → (…, P, C, K, K), by indexing rows and columns with Π."""
-    if len(permutations) == 1:  # the identity
-        return matrices.unsqueeze(-4)
     rows = permutations[:, :, None]  # (P, K, 1)
     columns = permutations[:, None, :]  # (P, 1, K)
     return matrices[..., rows, columns].movedim(-3, -4)  # (…, C, P, K, K) → (…, P, C, K, K)

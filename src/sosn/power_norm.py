@@ -4,6 +4,7 @@ Each takes any tensor of co-occurrences m and returns one of the same shape, in 
 are exact; where a derivative is infinite (Gamma at 0) the gradient is 0. The base 1 − m of MaxExp is clamped at 0.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -43,7 +44,7 @@ def gamma(m: Tensor, gamma: float) -> Tensor:
 @full_precision
 def maxexp(m: Tensor, eta: float) -> Tensor:
     """MaxExp: 1 − (1−m)^η, the chance of at least one co-occurrence in η trials (Prop. 2, Remark 2). Refuses negative m."""
-    _require(eta > 0, f"eta is {eta}; the number of trials η must be above 0")
+    _require(0 < eta < math.inf, f"eta is {eta}; the number of trials η must be above 0 and finite")
     _refuse_negative(m, "MaxExp")
     return _at_least_one(m, eta)
 
@@ -57,7 +58,7 @@ def _at_least_one(p: Tensor, eta: float) -> Tensor:
 @full_precision
 def asinhe(m: Tensor, gamma: float) -> Tensor:
     """AsinhE: arcsinh(γ′m) = log(γ′m + √(1 + γ′²m²)), Gamma extended to negative co-occurrences (Remark 4, Eq. 3)."""
-    _require(gamma > 0, f"gamma is {gamma}; the factor γ′ must be above 0")
+    _require(0 < gamma < math.inf, f"gamma is {gamma}; the factor γ′ must be above 0 and finite")
     return torch.asinh(gamma * m)
 
 
@@ -65,9 +66,9 @@ def asinhe(m: Tensor, gamma: float) -> Tensor:
 def sigme(m: Tensor, eta: float) -> Tensor:
     """SigmE: 2/(1 + e^(−η′m)) − 1, computed as its equal tanh(η′m/2) (Remark 5, Eq. 4).
 
-    It approximates MaxExp(±) at ρ = 0.5: at most 0.13 apart with η′ = η, 0.04 with the best η′ ≈ 0.75 η.
+    It approximates MaxExp(±) at ρ = 0.5: about 0.13 apart at most with η′ = η, 0.04 with the best η′ ≈ 0.75 η.
     """
-    _require(eta > 0, f"eta is {eta}; the slope η′ must be above 0")
+    _require(0 < eta < math.inf, f"eta is {eta}; the slope η′ must be above 0 and finite")
     return torch.tanh(0.5 * eta * m)
 
 
@@ -79,12 +80,12 @@ def maxexp_pm(m: Tensor, eta: float, rho: float = 0.5, softness: float | None = 
     maximum (1/α)·log(e^(αx) + e^(αy)), with α ≫ η; None means the hard maximum, whose derivative has a step at 0 where
     ρ ≠ 0.5 (the gradient at 0 is then the one from the right).
     """
-    _require(eta > 0, f"eta is {eta}; the number of trials η must be above 0")
+    _require(0 < eta < math.inf, f"eta is {eta}; the number of trials η must be above 0 and finite")
     _require(0 <= rho <= 1, f"rho is {rho}; the share ρ of positive evidence must lie between 0 and 1")
     if softness is None:
         above, below = torch.where(m >= 0, m, 0.0), torch.where(m < 0, -m, 0.0)
     else:
-        _require(softness > 0, f"softness is {softness}; the α of the soft maximum must be above 0")
+        _require(0 < softness < math.inf, f"softness is {softness}; the α of the soft maximum must be above 0 and finite")
         zero = m.new_zeros(())
         above, below = (torch.logaddexp(softness * x, zero) / softness for x in (m, -m))
     return _at_least_one(rho * above, eta) - _at_least_one((1 - rho) * below, eta)

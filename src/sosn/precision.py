@@ -1,10 +1,11 @@
 """Second-order statistics in full precision, whatever autocast says around them."""
 
+import inspect
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import wraps
-from typing import Concatenate, ParamSpec
+from typing import ParamSpec
 
 import torch
 from torch import Tensor
@@ -14,17 +15,27 @@ from sosn.errors import UsageError
 P = ParamSpec("P")
 
 
-def full_precision(function: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[Concatenate[Tensor, P], Tensor]:
-    """Run a function of a tensor outside autocast, in float32 where the tensor is bfloat16 or float16.
+def full(tensor: Tensor) -> Tensor:
+    """The tensor, in float32 where it is half precision."""
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+def full_precision(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """Run a function whose first argument is a tensor outside autocast, in float32 where the tensor is bfloat16 or float16.
 
     Squares of activations and exponents of η′ ≈ 1000 leave the range and resolution of half precision.
     """
 
+    signature = inspect.signature(function)
+    first = next(iter(signature.parameters))
+
     @wraps(function)
-    def wrapped(tensor: Tensor, /, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+        given = signature.bind(*args, **kwargs)
+        tensor = given.arguments[first]
+        given.arguments[first] = full(tensor)
         with torch.autocast(tensor.device.type, enabled=False):
-            full = tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
-            return function(full, *args, **kwargs)
+            return function(*given.args, **given.kwargs)
 
     return wrapped
 

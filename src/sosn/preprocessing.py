@@ -37,10 +37,12 @@ class Preprocessing(nn.Module):
             raise UsageError(f"polarity is {polarity!r}; choose as_is or inverted")
         self.channels, self.size, self.polarity = channels, size, polarity
         self.plain = mean is None and std is None
-        for name, values in (("mean", mean or [0.0] * channels), ("std", std or [1.0] * channels)):
+        plain = {"mean": (mean, 0.0), "std": (std, 1.0)}
+        for name, (given, value) in plain.items():
+            values = [value] * channels if given is None else list(given)
             if len(values) != channels:
                 raise UsageError(f"{name} has {len(values)} values; {channels} channels need {channels}")
-            self.register_buffer(name, torch.tensor(values).view(-1, 1, 1), persistent=False)
+            self.register_buffer(name, torch.tensor(values, dtype=torch.get_default_dtype()).view(-1, 1, 1), persistent=False)
         if not (self.std > 0).all():
             raise UsageError(f"std is {self.std.flatten().tolist()}; every value must be above 0")
 

@@ -1,6 +1,7 @@
 """A run as a typed, commented TOML file; key=value on the command line overrides anything in it."""
 
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -99,9 +100,9 @@ class Recipe:
             (self.training, "weight_decay", 0), (self.validation, "every", 1), (self.validation, "val_episodes", 2),
             (self.validation, "report_episodes", 2),
         ):  # fmt: skip
-            if getattr(section, name) < least:
+            if not least <= getattr(section, name) < math.inf:
                 raise UsageError(f"{name} is {getattr(section, name)}; it must be {least} or more")
-        if not self.training.learning_rate > 0:
+        if not 0 < self.training.learning_rate < math.inf:
             raise UsageError(f"learning_rate is {self.training.learning_rate}; it must be above 0")
         if not 0 <= self.training.average < 1:
             raise UsageError(f"average is {self.training.average}; the decay must lie between 0 and 1")
@@ -144,7 +145,8 @@ _SECTIONS: dict[str, type[Any]] = {
 
 
 def _toml(value: Any) -> str:
-    return json.dumps("none" if value is None else value, ensure_ascii=False)  # JSON scalars and lists are TOML
+    text = json.dumps("none" if value is None else value, ensure_ascii=False)  # JSON scalars and lists are TOML
+    return text.replace("\x7f", "\\u007f")
 
 
 def from_table(table: Mapping[str, Any], where: str) -> Recipe:
@@ -189,16 +191,24 @@ def override(recipe: Recipe, assignments: Iterable[str]) -> Recipe:
         key, equals, text = assignment.partition("=")
         if not equals:
             raise UsageError(f"{assignment!r} is no key=value: write for instance steps=2000")
+        key = key.strip()
         if key == "data":  # data=folder:PATH, the word people reach for
             key = "data.name"
         if key in ("title", "seed"):
             table[key] = parse(text)
             continue
-        section, name = _locate(key.strip(), table)
+        section, name = _locate(key, table)
         if section == "data" and name == "name" and text != table["data"]["name"]:  # other options belonged to the old one
-            table["data"] = {k: v for k, v in table["data"].items() if k in annotations(DataSection)}
+            table["data"] = _own_keys("data", table)
+        if section == "model" and name == "method" and text != table["model"]["method"]:
+            table["model"] = _own_keys("model", table)
         table[section][name] = parse(text)
     return from_table(table, "the command line")
+
+
+def _own_keys(section: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    """A section without the options of the dataset or method that it names."""
+    return {key: value for key, value in table[section].items() if key in annotations(_SECTIONS[section])}
 
 
 def _locate(key: str, table: Mapping[str, Any]) -> tuple[str, str]:

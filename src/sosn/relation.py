@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sosn.errors import UsageError
 from sosn.power_norm import PowerNorm
-from sosn.precision import full_precision
+from sosn.precision import full, full_precision
 from sosn.second_order import autocorrelation, shift_mean, trace, trace_normalise
 
 RelationName = Literal["average", "ranked", "full", "or_like", "difference", "hadamard", "subtract"]
@@ -68,7 +68,7 @@ class Relation:
         """Support maps (…, Z, K, N) of a stacked relation → (…, S, K, K): shots averaged, or pooled for ⊗+R."""
         if self.name == "ranked":
             return self._describe(maps.movedim(-3, -2).flatten(-2), maps.shape[-1])  # of (…, K, Z·N)
-        return self._describe(maps.mean(-3), maps.shape[-1])
+        return self._describe(full(maps).mean(-3), maps.shape[-1])
 
     def describe_query(self, maps: Tensor) -> Tensor:
         """Query maps (…, K, N) of a stacked relation → (…, S, K, K)."""
@@ -91,7 +91,7 @@ class Relation:
         if self.name == "full":
             matrix = _joint_autocorrelation(support, query, self.shift)
             return self.power_norm(self._normalise(matrix), vectors).unsqueeze(-3)
-        class_matrix = self._normalise(autocorrelation(support.mean(-3), self.shift)).unsqueeze(1)  # (E, 1, L, K, K)
+        class_matrix = self._normalise(autocorrelation(full(support).mean(-3), self.shift)).unsqueeze(1)  # (E, 1, L, K, K)
         query_matrix = self._normalise(autocorrelation(query, self.shift)).unsqueeze(2)  # (E, Q, 1, K, K)
         pair = class_matrix * query_matrix if self.name == "hadamard" else class_matrix - query_matrix
         return self.power_norm(pair, vectors).unsqueeze(-3)

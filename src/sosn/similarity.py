@@ -1,4 +1,4 @@
-"""The similarity network s(ψ): how alike a class and a query are (Fig. 3)."""
+"""The similarity network s(ψ): how alike a class and a query are (Fig. 2)."""
 
 from typing import cast
 

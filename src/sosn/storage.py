@@ -12,15 +12,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from sosn.errors import CheckpointError, SosnError
+from sosn.errors import CheckpointError, SosnError, UsageError
 from sosn.method import method_class
 from sosn.method.base import Method
+
+WEIGHTS_FILE = "model.safetensors"  # in a run folder
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that a crash or a full disk leaves the old one whole."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    temporary = ""
     try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
@@ -28,11 +31,10 @@ def write_atomically(path: Path, content: bytes) -> None:
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
     except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
         raise SosnError(f"cannot write {str(path)!r} ({error.strerror}); what stood there before is untouched") from error
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    finally:
+        if temporary:  # gone already where all went well
+            Path(temporary).unlink(missing_ok=True)
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
@@ -47,9 +49,9 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise CheckpointError(f"there is no weights file {str(path)!r}")
     try:
         with safe_open(path, "pt") as file:
-            about = json.loads((file.metadata() or {})["sosn"])
+            about = dict(json.loads((file.metadata() or {})["sosn"]))
             return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118
-    except (SafetensorError, KeyError, json.JSONDecodeError, OSError) as error:
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         raise CheckpointError(f"{str(path)!r} is damaged or not a file of sosn's ({error})") from error
 
 
@@ -67,7 +69,10 @@ def load_method(path: Path) -> tuple[Method, dict[str, Any]]:
     tensors, about = load_tensors(path)
     if "method" not in about:
         raise CheckpointError(f"{str(path)!r} holds no method: it is a checkpoint for resuming a run")
-    method = method_class(about["method"])(**about["config"])
+    try:
+        method = method_class(about["method"])(**about["config"])
+    except (UsageError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{str(path)!r} describes a method that this version of sosn cannot build ({error})") from error
     restore(method, tensors, path)
     return method.eval(), about
 

@@ -39,6 +39,7 @@ def _sosn(
 
 @app.command()
 def demo(
+    overrides: Overrides = None,
     out: Annotated[Path, typer.Option(help="Folder for the run and its report.")] = Path("demo-report"),
     as_json: AsJson = False,
 ) -> None:
@@ -49,7 +50,7 @@ def demo(
 
     keep_freed_memory()
     with RichProgress() as progress:
-        result = run_demo(out, progress)
+        result = run_demo(out, progress, overrides or [])
     if as_json:
         _print_json(result.to_json())
     else:

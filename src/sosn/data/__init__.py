@@ -16,7 +16,7 @@ DATASETS: dict[str, Callable[..., Bank]] = {"glyphs": glyphs, "folder": folder}
 
 def _find(name: str) -> tuple[Callable[..., Bank], tuple[str, ...]]:
     """The function that opens a dataset, and its place if the name carries one (folder:PATH)."""
-    kind, colon, place = name.partition(":")
+    kind, _, place = name.partition(":")
     if kind not in DATASETS:
         raise UsageError(f"there is no dataset {name!r}{nearest(kind, DATASETS)}; there are {', '.join(DATASETS)}")
     if bool(place) != (kind == "folder"):
@@ -25,7 +25,7 @@ def _find(name: str) -> tuple[Callable[..., Bank], tuple[str, ...]]:
             if kind == "folder"
             else f"{kind!r} takes no ':{place}'"
         )
-    return DATASETS[kind], (place,) if colon else ()
+    return DATASETS[kind], (place,) if place else ()
 
 
 def dataset_options(name: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sosn.errors import DataError
+from sosn.spelling import nearest
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Bank:
     def __post_init__(self) -> None:
         if self.images.ndim != 4 or self.images.dtype != torch.uint8:
             raise DataError(f"a bank takes M×C×H×W uint8 images, not {self.images.dtype} {tuple(self.images.shape)}")
+        if len(set(self.names)) != len(self.names):
+            raise DataError("two classes have the same name: give each its own")
         if self.labels.shape != (len(self.images),) or (self.groups is not None and self.groups.shape != self.labels.shape):
             raise DataError("a bank needs one label, and one group if any, for each image")
         labels = self.labels.to(self.images.device, torch.int64)
@@ -50,6 +53,8 @@ class Bank:
     @classmethod
     def from_classes(cls, classes: dict[str, Tensor]) -> "Bank":
         """A bank from the images (m, C, H, W) of each class by name."""
+        if len({tuple(images.shape[1:]) for images in classes.values()}) != 1:
+            raise DataError("classes are needed, all with images of one shape")
         labels = torch.repeat_interleave(torch.arange(len(classes)), torch.tensor([len(c) for c in classes.values()]))
         return cls(torch.cat(list(classes.values())), labels, tuple(classes))
 
@@ -74,6 +79,7 @@ class Bank:
 
     def class_images(self, name: str) -> Tensor:
         """All images of a class, by name."""
+        self._known(name)
         index = self.names.index(name)
         start = int(self.starts[index])
         return self.images[start : start + int(self.counts[index])]
@@ -86,7 +92,13 @@ class Bank:
     def subset(self, names: Sequence[str]) -> "Bank":
         """The bank with these classes alone."""
         wanted = set(names)
+        for name in names:
+            self._known(name)
         return self._select(torch.tensor([name in wanted for name in self.names], device=self.device))
+
+    def _known(self, name: str) -> None:
+        if name not in self.names:
+            raise DataError(f"there is no class {name!r} among {len(self.names)}{nearest(name, self.names)}")
 
     def _select(self, keep: Tensor) -> "Bank":
         rows = keep[self.labels]
@@ -109,6 +121,7 @@ class Bank:
     def fingerprint(self) -> str:
         """A short digest of class names, counts and pixels: two banks with the same one give the same episodes."""
         digest = hashlib.blake2b("\0".join(self.names).encode(), digest_size=8)
-        for tensor in (self.counts, self.images):
+        digest.update(repr(tuple(self.images.shape)).encode())
+        for tensor in (self.counts, self.images, *(() if self.groups is None else (self.groups,))):
             digest.update(tensor.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()

@@ -29,6 +29,10 @@ def folder(
 
     Images are resized, antialiased, to size×size. A missing folder, an empty class and an unreadable file are refused.
     """
+    if size < 1 or channels not in (1, 3):
+        raise UsageError(f"size is {size} and channels {channels}; a size of 1 or more and 1 (grey) or 3 (colour) are needed")
+    if not (val_share >= 0 and test_share >= 0 and val_share + test_share < 1):
+        raise UsageError(f"val_share={val_share} and test_share={test_share}; both are 0 or more and leave some for train")
     root = Path(path)
     if not root.is_dir():
         raise DataError(f"there is no folder {str(root)!r}: give one that holds a folder of images for each class")
@@ -37,7 +41,7 @@ def folder(
     if any((root / name).is_dir() for name in SPLITS):
         if not (root / split).is_dir():
             present = [name for name in SPLITS if (root / name).is_dir()]
-            raise MissingSplitError(f"folder {str(root)!r} has {', '.join(present)} and no {split!r}")
+            raise MissingSplitError(f"folder {str(root)!r} has {', '.join(present)} and no {split!r}: add that folder")
         classes = _class_folders(root / split)
     else:
         classes = _split_classes(_class_folders(root), split, split_seed, val_share, test_share)
@@ -56,7 +60,7 @@ def _split_classes(classes: list[Path], split: str, seed: int, val_share: float,
     test, val = round(len(classes) * test_share), round(len(classes) * val_share)
     bounds = {"test": (0, test), "val": (test, test + val), "train": (test + val, len(classes))}
     first, last = bounds[split]
-    if first == last:
+    if first >= last:
         raise MissingSplitError(f"{len(classes)} classes leave none for {split!r}: add classes or change {split}_share")
     return sorted(classes[index] for index in order[first:last])
 
@@ -73,8 +77,10 @@ def read_image(file: str | os.PathLike[str], size: int, channels: int) -> Tensor
     try:
         with Image.open(file) as opened:
             if opened.width * opened.height > LARGEST:
-                raise DataError(f"image {str(file)!r} has {opened.width}×{opened.height} pixels; {LARGEST:,} is the limit")
-            image = ImageOps.exif_transpose(opened)
+                raise DataError(
+                    f"image {str(file)!r} has {opened.width}×{opened.height} pixels; {LARGEST:,} is the limit: shrink it"
+                )
+            image = ImageOps.exif_transpose(_eight_bit(opened))
             if image.has_transparency_data:
                 image = image.convert("RGBA")
                 image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
@@ -82,5 +88,17 @@ def read_image(file: str | os.PathLike[str], size: int, channels: int) -> Tensor
             if image.size != (size, size):
                 image = image.resize((size, size), Image.Resampling.BILINEAR)  # Pillow's filters antialias
             return torch.from_numpy(np.array(image)).view(size, size, channels).permute(2, 0, 1)
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, RuntimeError, Image.DecompressionBombError) as error:
         raise DataError(f"image {str(file)!r} cannot be read ({error}): replace or remove it") from error
+
+
+def _eight_bit(image: Image.Image) -> Image.Image:
+    """Deep grey scaled to 8 bits: Pillow itself cuts such values off at 255. Floating point is refused, having no scale."""
+    if image.mode == "F":
+        raise ValueError("floating-point pixels have no known range; save it with 8 or 16 bits")
+    if image.mode != "I" and not image.mode.startswith("I;16"):
+        return image
+    values = np.asarray(image, dtype=np.int64)
+    shallow = Image.fromarray((values >> (24 if values.max(initial=0) > 65535 else 8)).clip(0, 255).astype(np.uint8))
+    shallow.info["exif"] = image.info.get("exif", b"")
+    return shallow

@@ -28,7 +28,11 @@ class EpisodeSampler:
         self._labels = torch.arange(way, device=bank.device).repeat_interleave(query)
         smallest = int(bank.counts.argmin())
         if int(bank.counts[smallest]) < shot + query:
-            raise DataError(self._too_small(bank.names[smallest], int(bank.counts[smallest]), "images"))
+            need = shot + query
+            raise DataError(
+                f"class {bank.names[smallest]!r} has {int(bank.counts[smallest])} images; {shot}-shot with {query} queries "
+                f"needs {need}: lower shot or query, or drop such classes with min_images={need}"
+            )
         if bank.groups is not None:
             self._prepare_groups(bank.groups)
 
@@ -86,21 +90,18 @@ class EpisodeSampler:
         table = torch.full((len(bank.names), len(self._columns)), -1)
         sure = torch.zeros(len(bank.names), self.shot, dtype=torch.int64)
         rows = groups.cpu().split(bank.counts.tolist())
+        if sum(len(own.unique()) for own in rows) > len(groups.unique()):
+            raise DataError("a group of images has several classes: number groups so that each belongs to one class")
         for number, own in enumerate(rows):
             table[number, : len(own)] = own
             members = _fewest_images(own.tolist(), self.shot)
             if len(own) - len(members) < self.query:
-                detail = f"images in {len(own.unique())} groups that stay together"
-                raise DataError(self._too_small(bank.names[number], len(own), detail))
+                raise DataError(
+                    f"class {bank.names[number]!r} has {len(own)} images in {len(own.unique())} groups that stay together, "
+                    f"too few for {self.shot}-shot with {self.query} queries: lower shot or query, or drop the class"
+                )
             sure[number] = torch.tensor(members[: self.shot])
         self._groups, self._sure = table, sure
-
-    def _too_small(self, name: str, count: int, what: str) -> str:
-        need = self.shot + self.query
-        return (
-            f"class {name!r} has {count} {what}; {self.shot}-shot with {self.query} queries needs {need}: "
-            f"lower shot or query, or drop such classes with min_images={need}"
-        )
 
 
 def _smallest(keys: Tensor, allowed: Tensor, count: int) -> Tensor:

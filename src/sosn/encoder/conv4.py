@@ -1,4 +1,4 @@
-"""The four-block encoder of Relation Net, which SoSN shares (Fig. 3)."""
+"""The four-block encoder of Relation Net, which SoSN shares (Fig. 2)."""
 
 from typing import Literal, cast
 

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from sosn.episode import Episode
 from sosn.errors import UsageError
+from sosn.precision import full
 from sosn.preprocessing import Preprocessing
 
 Statistics = Literal["running", "batch"]
@@ -43,21 +44,23 @@ class Method(nn.Module, ABC):
         episode is normalised by its own support images, query images and pairs; nothing is remembered of them.
         """
         if statistics == "running":
-            return self.score(_full(self.logits(episode)))
+            return self.score(full(self.logits(episode)))
         if statistics != "batch":
             raise UsageError(f"statistics is {statistics!r}; choose running or batch")
         with batch_statistics(self):
             parts = [self.logits(episode.one(index), separately=True) for index in range(len(episode))]
-        return self.score(_full(torch.cat(parts)))
+        return self.score(full(torch.cat(parts)))
 
     def loss(self, episode: Episode, name: LossName = "mse") -> Tensor:
         """Mean squared error to one-hot labels (Eq. 7, as a mean), or cross-entropy on the logits across classes."""
         if episode.labels is None:
             raise UsageError("a loss needs an episode with labels")
-        logits = _full(self.logits(episode))
+        if name not in ("mse", "cross_entropy"):
+            raise UsageError(f"loss is {name!r}; choose mse or cross_entropy")
+        logits, labels = full(self.logits(episode)), episode.labels.long()
         if name == "cross_entropy":
-            return F.cross_entropy(logits.flatten(0, 1), episode.labels.flatten())
-        target = F.one_hot(episode.labels, episode.way).to(logits.dtype)
+            return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        target = F.one_hot(labels, episode.way).to(logits.dtype)
         return F.mse_loss(self.score(logits), target)
 
     @property
@@ -71,10 +74,6 @@ class Method(nn.Module, ABC):
 
     def parameter_count(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
-
-
-def _full(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 def batch_norms(module: nn.Module) -> list[_BatchNorm]:

@@ -71,8 +71,8 @@ class SoSN(Method):
         self.preprocessing = Preprocessing(channels, input_size, mean, std, polarity)
         self.encoder = Conv4(channels, encoder_width, features)
         rows = self.relation.side(encoder_width)
-        self.similarity = SimilarityStreams(permutations, streams, self.relation.channels, rows)
         self.register_buffer("permutations", draw_permutations(rows, permutations, permutation_seed))
+        self.similarity = SimilarityStreams(permutations, streams, self.relation.channels, rows)
         initialise(self)
         self.to(memory_format=torch.channels_last)  # 1.5 times faster on a CPU
 
@@ -89,14 +89,17 @@ class SoSN(Method):
         """Feature maps (E, L, Z, K, N) and (E, Q, K, N) → similarity logits (E, Q, L)."""
         if self.relation.stacked:  # permute each image once, not each pair
             pairs = stack_pairs(
-                permute(self.relation.describe_support(support), self.permutations),
-                permute(self.relation.describe_query(query), self.permutations),
+                self._permute(self.relation.describe_support(support)), self._permute(self.relation.describe_query(query))
             )
         else:
-            pairs = permute(self.relation.describe_pairs(support, query), self.permutations)
+            pairs = self._permute(self.relation.describe_pairs(support, query))
         flat = pairs.flatten(0, 2)
         # With running statistics a pair's score is its own, so pairs can go in parts that fit in fast memory.
         alone = not any(layer.training for layer in batch_norms(self.similarity))
         parts = flat.split(PAIRS_AT_ONCE.get(flat.device.type, 128)) if alone else (flat,)
         logits: Tensor = torch.cat([self.similarity(part) for part in parts])
         return logits.view(pairs.shape[:3])
+
+    def _permute(self, matrices: Tensor) -> Tensor:
+        """All permutations of matrices (…, C, K, K) → (…, P, C, K, K); a single one is the identity."""
+        return matrices.unsqueeze(-4) if len(self.permutations) == 1 else permute(matrices, self.permutations)

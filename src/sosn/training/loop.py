@@ -85,6 +85,8 @@ class Trainer:
         self.fabric = _fabric(recipe)
         device = self.fabric.device
         train_bank = open_split(recipe, "train")
+        episodes = recipe.episodes
+        self.sampler = EpisodeSampler(train_bank.to(device), episodes.way, episodes.shot, episodes.query)
         try:
             self.val_bank: Bank | None = open_split(recipe, "val").to(device)
         except MissingSplitError as error:
@@ -92,8 +94,6 @@ class Trainer:
             progress.say(f"{error}: the weights of the last step will be kept")
         if self.val_bank is not None:  # refuse sizes that validation cannot use before anything is trained
             EpisodeSampler(self.val_bank, recipe.val_way, recipe.val_shot, recipe.validation.val_query)
-        episodes = recipe.episodes
-        self.sampler = EpisodeSampler(train_bank.to(device), episodes.way, episodes.shot, episodes.query)
         self.method = build(recipe, train_bank).to(device)
         self.judged = copy.deepcopy(self.method)  # takes the weights that are validated and kept
         self.average = {name: weight.detach().clone() for name, weight in self.method.named_parameters()}

@@ -10,9 +10,8 @@ import torch
 import sosn
 from sosn.errors import SosnError, UsageError
 from sosn.recipe import RECIPE_FILE, Recipe, load_recipe, without_place
-from sosn.storage import write_atomically
+from sosn.storage import WEIGHTS_FILE, write_atomically
 
-WEIGHTS_FILE = "model.safetensors"
 CHECKPOINT_FILE = "checkpoint.safetensors"
 METRICS_FILE = "metrics.jsonl"
 RESULT_FILE = "result.json"

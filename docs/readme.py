@@ -1,0 +1,44 @@
+"""Write the measured figures into README.md, from the files that commands wrote: python docs/readme.py"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+
+
+def fill(text: str) -> str:
+    """The README with its figures as the files have them."""
+    demo, norms = _read("results/demo.json"), _read("results/glyphs-power-norm.json")
+    text = _put(text, "demo", _accuracy(demo, 1))
+    text = _put(text, "demo.pixels", f"{100 * demo['pixels']:.1f}")
+    text = _put(text, "demo.seconds", f"{demo['seconds']:.0f}")
+    rows = ["| norm | accuracy, % | p-values against SigmE (paired, by seed) |", "|---|---|---|"]
+    rows += [
+        f"| {row['norm']} | {_accuracy(row, 2)} | {', '.join(f'{p:.2g}' for p in row.get('p_values', []))} |"
+        for row in norms["rows"]
+    ]
+    text = _put(text, "power-norm", "\n" + "\n".join(rows) + "\n")
+    shown = _accuracy(_read("src/sosn/models/glyphs.json"), 2)
+    return re.sub(r"# [\d.]+ ± [\d.]+%: mean and", f"# {shown}%: mean and", text)
+
+
+def _read(name: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((ROOT / name).read_text("utf-8"))
+    return document
+
+
+def _accuracy(figures: dict[str, Any], digits: int) -> str:
+    return f"{100 * figures['accuracy']:.{digits}f} ± {100 * figures['ci95']:.{digits}f}"
+
+
+def _put(text: str, name: str, value: str) -> str:
+    """Replace what stands between <!-- name --> and <!-- /name -->."""
+    pattern = rf"(<!-- {re.escape(name)} -->).*?(<!-- /{re.escape(name)} -->)"
+    return re.sub(pattern, lambda match: match[1] + value + match[2], text, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    readme = ROOT / "README.md"
+    readme.write_text(fill(readme.read_text("utf-8")), "utf-8")

@@ -1,0 +1,190 @@
+"""The command line: what it prints, where, and with which exit code."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from sosn.cli import main
+from sosn.recipe import shipped
+from test_training import TINY
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
+    """Run `sosn WORDS…` in an empty folder: exit code, standard output, standard error."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["sosn", *words])
+        capsys.readouterr()
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+def test_help_imports_nothing_heavy() -> None:
+    program = (
+        "import sys; sys.argv = ['sosn', '--help']\nfrom sosn.cli import main\ntry:\n    main()\nexcept SystemExit:\n    pass\n"
+    )
+    program += (
+        "heavy = {'torch', 'matplotlib', 'scipy', 'lightning_fabric', 'tensorboard'} & set(sys.modules)\nsys.exit(bool(heavy))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    for command in ("demo", "train", "eval", "models", "recipes"):
+        assert command in result.stdout
+
+
+def test_training_then_evaluating_gives_the_same_figure_to_the_last_digit(cli: Cli) -> None:
+    code, out, err = cli("train", "glyphs-5w1s", *TINY, "steps=4", "every=2", "report_episodes=20", "--out", "run", "--json")
+    assert code == 0, err
+    trained = json.loads(out)
+    code, out, err = cli("eval", "run", "device=cpu", "--json")
+    assert code == 0, err
+    evaluated = json.loads(out)
+    for name in ("accuracy", "ci95", "way", "shot", "query", "episodes", "statistics", "seed", "fingerprint"):
+        assert evaluated[name] == trained[name]
+    assert evaluated["split"] == trained["split"] == "val"
+
+
+def test_evaluation_can_be_told_other_sizes_and_the_test_split_must_be_typed(cli: Cli) -> None:
+    assert cli("train", "glyphs-5w1s", *TINY, "steps=2", "every=2", "--out", "run")[0] == 0
+    words = "split=test way=3 shot=2 query=3 episodes=4 seed=7 statistics=batch device=cpu".split()
+    code, out, _ = cli("eval", "run", *words, "--json")
+    assert code == 0
+    figures = json.loads(out)
+    expected = {"split": "test", "way": 3, "shot": 2, "query": 3, "episodes": 4, "seed": 7, "statistics": "batch"}
+    assert {name: figures[name] for name in expected} == expected
+    code, out, _ = cli("eval", "run", "episodes=4", "device=cpu", "data.seed=3", "--json")
+    assert code == 0
+    assert json.loads(out)["split"] == "val"
+
+
+def test_a_human_gets_a_sentence(cli: Cli) -> None:
+    code, out, err = cli("train", "glyphs-5w1s", *TINY, "steps=2", "every=2")
+    assert code == 0
+    assert "5-way 1-shot on validation classes" in out
+    assert "runs/glyphs-5w1s" in out
+    assert "validation" in err
+    code, out, _ = cli("eval", "runs/glyphs-5w1s", "device=cpu")
+    assert code == 0
+    assert "±" in out
+
+
+def test_the_demo_trains_evaluates_classifies_and_writes_a_report(cli: Cli, tmp_path: Path) -> None:
+    words = [word for word in TINY if not word.startswith("drawings")]
+    code, out, err = cli("demo", *words, "steps=20", "every=10", "--out", "shown", "--json")
+    assert code == 0, err
+    figures = json.loads(out)
+    assert figures["episodes"] == 150
+    assert figures["split"] == "test"
+    assert 0.2 < figures["pixels"] < 0.7
+    assert len(figures["answers"]) == 5
+    page = (tmp_path / "shown" / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 5
+    assert "synthetic" in page
+    assert f"{100 * figures['accuracy']:.2f}" in page
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "letter.txt").write_text("mine")
+    code, _, err = cli("demo", "--out", "kept")
+    assert code == 2
+    assert "choose another --out" in err
+    assert (tmp_path / "kept" / "letter.txt").read_text() == "mine"
+
+
+def test_recipes_are_listed_and_printed(cli: Cli) -> None:
+    code, out, _ = cli("recipes", "--json")
+    assert code == 0
+    assert set(json.loads(out)) == set(shipped())
+    code, out, _ = cli("recipes", "glyphs-5w1s")
+    assert code == 0
+    assert "[training]" in out
+    assert "#" in out
+    code, out, _ = cli("recipes")
+    assert code == 0
+    assert "glyphs-5w1s" in out
+
+
+def test_models_are_listed(cli: Cli) -> None:
+    code, out, _ = cli("models", "--json")
+    assert code == 0
+    assert "glyphs" in json.loads(out)
+    code, out, _ = cli("models")
+    assert code == 0
+    assert "glyphs" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (("train", "glyphs-5w1z"), 2, "did you mean 'glyphs-5w1s'?"),
+        (("train", "glyphs-5w1s", "stepz=3"), 2, "did you mean 'steps'?"),
+        (("train", "glyphs-5w1s", "steps=many"), 2, "must be a whole number"),
+        (("train", "glyphs-5w1s", "eta=-1"), 2, "eta is -1.0"),
+        (("train", "glyphs-5w1s", "way=1"), 2, "way is 1"),
+        (("train", "glyphs-5w1s", "data=folder:nowhere"), 1, "there is no folder 'nowhere'"),
+        (("train", "glyphs-5w1s", "shot=30"), 1, "30-shot with 2 queries needs 32"),
+        (("eval", "nowhere"), 2, "there is no model 'nowhere'"),
+        (("eval", "glyphs", "shots=5"), 2, "did you mean 'shot'?"),
+        (("eval", "glyphs", "split=tests"), 2, "did you mean 'test'?"),
+        (("recipes", "glyphs"), 2, "there is no recipe 'glyphs'"),
+        (("no-such-command",), 2, "No such command"),
+    ],
+)
+def test_wrong_input_ends_with_one_clear_sentence(cli: Cli, words: tuple[str, ...], code: int, sentence: str) -> None:
+    ended, out, err = cli(*words)
+    assert ended == code
+    assert sentence in err
+    assert out == ""
+    assert "Traceback" not in err
+
+
+def test_bad_images_are_named(cli: Cli, tmp_path: Path) -> None:
+    for label in range(10):
+        (tmp_path / "photos" / f"kind{label}").mkdir(parents=True)
+        for number in range(4):
+            Image.new("RGB", (30, 30), (20 * label, 0, number)).save(tmp_path / "photos" / f"kind{label}" / f"{number}.png")
+    corrupt = tmp_path / "photos" / "kind3" / "2.png"
+    corrupt.write_bytes(corrupt.read_bytes()[:40])
+    code, _, err = cli("train", "glyphs-5w1s", "data=folder:photos", "split_seed=1", "val_share=0", "test_share=0")
+    assert code == 1
+    assert "2.png" in err
+    assert "replace or remove it" in err
+    for file in (tmp_path / "photos" / "kind3").iterdir():
+        file.unlink()
+    code, _, err = cli("train", "glyphs-5w1s", "data=folder:photos", "val_share=0", "test_share=0", "--out", "again")
+    assert code == 1
+    assert "class 'kind3' has no images" in err
+
+
+def test_an_interrupted_training_says_how_to_go_on(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from sosn.training.loop import Trainer
+
+    advance = Trainer.advance
+
+    def interrupt_at_three(trainer: Trainer) -> object:
+        if trainer.step == 3:
+            raise KeyboardInterrupt
+        return advance(trainer)
+
+    words = ("train", "glyphs-5w1s", *TINY, "steps=5", "every=5", "--out", "run")
+    monkeypatch.setattr(Trainer, "advance", interrupt_at_three)
+    code, _, err = cli(*words)
+    assert code == 1
+    assert "--resume" in err
+    monkeypatch.setattr(Trainer, "advance", advance)
+    assert cli(*words, "--resume")[0] == 0
+    assert (tmp_path / "run" / "result.json").exists()

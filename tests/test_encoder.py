@@ -1,0 +1,66 @@
+"""The four-block encoder."""
+
+import pytest
+import torch
+from torch import nn
+
+import reference
+from sosn.encoder import Conv4
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize(("channels", "parameters"), [(3, 113_088), (1, 111_936)])
+def test_the_published_encoder_has_113_088_parameters_in_colour(channels: int, parameters: int) -> None:
+    assert sum(parameter.numel() for parameter in Conv4(channels).parameters()) == parameters
+
+
+@pytest.mark.parametrize(("image", "side"), [(28, 5), (84, 19), (224, 54), (10, 1)])
+def test_image_sizes_give_the_published_map_sizes(image: int, side: int) -> None:
+    assert Conv4.map_side(image) == side
+    assert Conv4().eval()(torch.rand(1, 3, image, image)).shape == (1, 64, side, side)
+
+
+@pytest.mark.parametrize("image", range(10, 40))
+def test_map_side_is_the_side_of_the_map(image: int) -> None:
+    encoder = Conv4(channels=1, width=2).eval()
+    assert encoder(torch.rand(1, 1, image, image)).shape[-1] == Conv4.map_side(image)
+
+
+def test_an_image_of_9_pixels_has_no_map() -> None:
+    assert Conv4.map_side(9) < 1
+
+
+def test_the_width_is_the_number_of_features() -> None:
+    assert Conv4(channels=1, width=32)(torch.rand(2, 1, 28, 28)).shape == (2, 32, 5, 5)
+
+
+@pytest.mark.parametrize("linear", [False, True], ids=["relu", "linear"])
+@pytest.mark.parametrize("running", [False, True], ids=["batch statistics", "running statistics"])
+def test_the_encoder_follows_its_layers(running: bool, linear: bool) -> None:
+    encoder = Conv4(channels=3, width=8, features="linear" if linear else "relu").double()
+    images = torch.rand(4, 3, 28, 28, dtype=torch.float64)
+    encoder(images)  # so that running statistics are not those of a new net
+    encoder.train(not running)
+    expected = reference.encode(encoder, images, running, linear).reshape(4, 8, 5, 5)
+    torch.testing.assert_close(encoder(images), expected, rtol=1e-9, atol=1e-11)
+
+
+def test_features_are_negative_only_without_the_last_relu() -> None:
+    images = torch.rand(4, 1, 28, 28)
+    assert Conv4(1, features="relu")(images).min() == 0
+    assert Conv4(1, features="linear")(images).min() < -0.5
+
+
+def test_both_kinds_of_features_have_the_same_parameters() -> None:
+    Conv4(1, features="linear").load_state_dict(Conv4(1, features="relu").state_dict())
+
+
+def test_running_statistics_move_by_a_tenth() -> None:
+    encoder = Conv4(channels=1, width=4)
+    first = next(layer for layer in encoder.modules() if isinstance(layer, nn.BatchNorm2d))
+    conv = next(layer for layer in encoder.modules() if isinstance(layer, nn.Conv2d))
+    images = torch.rand(3, 1, 28, 28)
+    encoder(images)
+    assert first.running_mean is not None
+    torch.testing.assert_close(first.running_mean, 0.1 * conv(images).mean((0, 2, 3)))

@@ -1,0 +1,115 @@
+"""From images as a file gives them to what a model sees."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from sosn.errors import UsageError
+from sosn.method import SoSN
+from sosn.preprocessing import Preprocessing
+
+
+def picture(channels: int, height: int = 8, width: int = 8, seed: int = 0) -> Tensor:
+    """One uint8 image, as a batch."""
+    return torch.randint(0, 256, (1, channels, height, width), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+
+
+def resized(image: Tensor, size: int) -> Tensor:
+    """Each channel of a float image, resized by Pillow, whose bilinear filter is antialiased."""
+    channels = [Image.fromarray(channel.numpy()).resize((size, size), Image.Resampling.BILINEAR) for channel in image[0]]
+    return torch.stack([torch.from_numpy(np.array(channel)) for channel in channels])[None]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_uint8_images_become_0_to_1(dtype: torch.dtype) -> None:
+    image = torch.tensor([0, 51, 255], dtype=torch.uint8).view(1, 1, 1, 3).expand(1, 1, 3, 3)
+    result = Preprocessing(1, 3)(image, dtype)
+    assert result.dtype == dtype
+    torch.testing.assert_close(result[0, 0, 0], torch.tensor([0.0, 0.2, 1.0], dtype=dtype))
+
+
+@pytest.mark.parametrize(("given", "channels"), [(1, 1), (3, 3), (1, 3), (3, 1)])
+@pytest.mark.parametrize("size", [8, 5])
+def test_float_images_give_what_their_uint8_originals_give(given: int, channels: int, size: int) -> None:
+    image = picture(given)
+    preprocessing = Preprocessing(channels, size, [0.4] * channels, [0.3] * channels, "inverted")
+    assert torch.equal(preprocessing(image.float() / 255, torch.float32), preprocessing(image, torch.float32))
+
+
+def test_an_image_of_the_right_size_is_left_alone_by_default() -> None:
+    image = torch.rand(2, 3, 8, 8)
+    assert torch.equal(Preprocessing(3, 8)(image, torch.float32), image)
+
+
+@pytest.mark.parametrize(("height", "width", "size"), [(8, 8, 5), (40, 40, 28), (60, 33, 28), (12, 9, 20), (105, 105, 28)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_another_size_is_resized_with_antialiasing(channels: int, height: int, width: int, size: int) -> None:
+    image = picture(channels, height, width).float() / 255
+    result = Preprocessing(channels, size)(image, torch.float32)
+    torch.testing.assert_close(result, resized(image, size), rtol=0, atol=1e-5)
+
+
+def test_colour_becomes_grey_by_luma() -> None:
+    image = torch.rand(2, 3, 8, 8, dtype=torch.float64)
+    expected = 0.299 * image[:, 0] + 0.587 * image[:, 1] + 0.114 * image[:, 2]
+    torch.testing.assert_close(Preprocessing(1, 8)(image, torch.float64)[:, 0], expected)
+
+
+def test_grey_becomes_colour_by_repetition() -> None:
+    image = torch.rand(2, 1, 8, 8)
+    result = Preprocessing(3, 8)(image, torch.float32)
+    assert result.shape == (2, 3, 8, 8)
+    for channel in range(3):
+        assert torch.equal(result[:, channel], image[:, 0])
+
+
+def test_images_are_inverted_and_then_standardised_channel_by_channel() -> None:
+    image = torch.rand(2, 3, 8, 8, dtype=torch.float64)
+    mean, std = [0.5, 0.25, 0.75], [0.5, 0.25, 2.0]  # exact in binary
+    result = Preprocessing(3, 8, mean, std, "inverted").double()(image, torch.float64)
+    for channel in range(3):
+        torch.testing.assert_close(result[:, channel], ((1 - image[:, channel]) - mean[channel]) / std[channel])
+
+
+def test_a_mean_without_a_std_only_centres_and_a_std_without_a_mean_only_scales() -> None:
+    image = torch.rand(1, 1, 8, 8)
+    torch.testing.assert_close(Preprocessing(1, 8, mean=[0.5])(image, torch.float32), image - 0.5)
+    torch.testing.assert_close(Preprocessing(1, 8, std=[0.5])(image, torch.float32), 2 * image)
+
+
+def test_statistics_are_settings_and_not_weights() -> None:
+    assert Preprocessing(3, 8, [0.5] * 3, [0.5] * 3).state_dict() == {}
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Preprocessing(2, 28), "channels is 2"),
+        (lambda: Preprocessing(3, 28, mean=[0.5]), "mean has 1 values; 3 channels need 3"),
+        (lambda: Preprocessing(1, 28, std=[0.5, 0.5, 0.5]), "std has 3 values; 1 channels need 1"),
+        (lambda: Preprocessing(1, 28, std=[0.0]), "every value must be above 0"),
+        (lambda: Preprocessing(1, 28, std=[-1.0]), "every value must be above 0"),
+        (lambda: Preprocessing(1, 28, polarity="negative"), "'negative'; choose as_is or inverted"),  # type: ignore[arg-type]
+    ],
+)
+def test_settings_without_meaning_are_refused(build: Callable[[], Preprocessing], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        build()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("given", [2, 4])
+def test_images_of_other_than_1_or_3_channels_are_refused(given: int, channels: int) -> None:
+    with pytest.raises(UsageError, match=f"images have {given} channels"):
+        Preprocessing(channels, 8)(picture(given), torch.float32)
+
+
+def test_whole_numbers_for_mean_and_std_do_not_make_a_model_of_whole_numbers() -> None:
+    model = SoSN(channels=1, input_size=28, mean=[0], std=[1])
+    assert model.dtype == torch.float32
+    with pytest.raises(UsageError, match="mean has 0 values"):
+        SoSN(channels=1, input_size=28, mean=[])

@@ -1,0 +1,292 @@
+"""Training: it learns, it is repeatable, and nothing is lost when something goes wrong."""
+
+import json
+import math
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import sosn
+from sosn.data import open_bank
+from sosn.errors import CheckpointError, DataError, SosnError, TrainingError, UsageError
+from sosn.evaluation import Evaluation
+from sosn.method.base import batch_norms
+from sosn.models import load_with_recipe
+from sosn.recipe import Recipe, TrainingSection, load_recipe, override
+from sosn.training import train
+from sosn.training.calibration import recalibrate, update_average
+from sosn.training.loop import Trainer, report
+from sosn.training.run import Run
+from sosn.training.schedule import learning_rate
+
+TINY = "alphabets=10 characters=6 drawings=8 query=1 episodes_per_step=1 val_query=2 val_episodes=3 report_episodes=3".split()
+TINY += "recalibrate=2 warmup=2 device=cpu".split()
+
+
+def tiny(*words: str) -> Recipe:
+    return override(load_recipe("glyphs-5w1s"), [*TINY, *words])
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_the_same_recipe_gives_the_same_weights_to_the_bit_and_another_seed_does_not(tmp_path: Path) -> None:
+    for name, words in (("a", []), ("b", []), ("c", ["seed=1"])):
+        train(tiny("steps=4", "every=4", *words), tmp_path / name)
+    assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    assert not same(weights(tmp_path / "a"), weights(tmp_path / "c"))
+
+
+def test_a_run_killed_in_the_middle_resumes_to_the_same_weights_to_the_bit(tmp_path: Path) -> None:
+    words = "steps=12 every=3 average=0.9 optimiser=adamw weight_decay=0.01 schedule=cosine clip=0.5".split()
+    recipe = tiny(*words)
+    train(recipe, tmp_path / "whole")
+    broken = tmp_path / "broken"
+    command = [sys.executable, "-m", "sosn", "train", "glyphs-5w1s", *TINY, *words, "--out", str(broken)]
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not _steps_recorded(broken) >= 6 and child.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    child.send_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL, "the run ended before it could be killed"
+    assert not (broken / "result.json").exists()
+    result = train(recipe, broken, resume=True)
+    assert same(weights(tmp_path / "whole"), weights(broken))
+    assert (broken / "metrics.jsonl").read_text() == (tmp_path / "whole" / "metrics.jsonl").read_text()
+    whole = json.loads((tmp_path / "whole" / "result.json").read_text())
+    assert result.evaluation is not None
+    assert whole["accuracy"] == result.evaluation.accuracy
+
+
+def _steps_recorded(folder: Path) -> int:
+    metrics = folder / "metrics.jsonl"
+    return int(json.loads(metrics.read_text().splitlines()[-1])["step"]) if metrics.exists() and metrics.stat().st_size else 0
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+    recipe = tiny("steps=3", "every=3")
+    first = train(recipe, tmp_path / "run")
+    before = weights(tmp_path / "run")
+    again = train(recipe, tmp_path / "run", resume=True)
+    assert same(before, weights(tmp_path / "run"))
+    assert first.evaluation == again.evaluation
+
+
+def test_a_run_folder_says_what_ran(tmp_path: Path) -> None:
+    train(tiny("steps=20", "every=10", "eta=50"), tmp_path / "run")
+    assert load_recipe(str(tmp_path / "run")).model.options["eta"] == 50
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert about["seed"] == 0
+    assert about["versions"]["torch"] == torch.__version__
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "val_accuracy" in row] == [10, 20]
+    assert all(math.isfinite(row["loss"]) for row in rows if "loss" in row)
+    assert list((tmp_path / "run").glob("events.out.tfevents.*"))
+
+
+def test_an_existing_run_is_not_written_over(tmp_path: Path) -> None:
+    train(tiny("steps=2", "every=2"), tmp_path / "run")
+    with pytest.raises(UsageError, match="--resume"):
+        train(tiny("steps=2", "every=2"), tmp_path / "run")
+    with pytest.raises(UsageError, match=r"learning_rate=0\.001, not 0\.01"):
+        train(tiny("steps=2", "every=2", "learning_rate=0.01"), tmp_path / "run", resume=True)
+    with pytest.raises(UsageError, match="no run to resume"):
+        train(tiny(), tmp_path / "nothing", resume=True)
+
+
+def test_the_best_weights_are_kept_not_the_last(tmp_path: Path) -> None:
+    seen: list[tuple[int, float, bool]] = []
+
+    class Watch:
+        def say(self, sentence: str) -> None: ...
+        def start(self, first_step: int, steps: int, episodes_per_step: int) -> None: ...
+        def step(self, step: int, loss: float | None) -> None: ...
+        def validation(self, step: int, result: Evaluation, best: bool) -> None:
+            seen.append((step, result.accuracy, best))
+
+    train(tiny("steps=8", "every=1", "learning_rate=0.003"), tmp_path / "run", progress=Watch())
+    best = max(seen, key=lambda row: (row[1], -row[0]))
+    kept = [row for row in seen if row[2]]
+    assert kept[-1] == best
+    assert [row[1] for row in kept] == sorted({row[1] for row in kept})
+    from sosn.storage import load_tensors
+
+    assert load_tensors(tmp_path / "run" / "model.safetensors")[1]["step"] == best[0]
+
+
+def test_test_classes_are_never_opened_in_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sosn.training import loop
+
+    opened: list[str] = []
+
+    def watch(name: str, split: str, min_images: int = 0, **options: object) -> sosn.Bank:
+        opened.append(split)
+        return open_bank(name, split, min_images, **options)
+
+    monkeypatch.setattr(loop, "open_bank", watch)
+    train(tiny("steps=2", "every=2"), tmp_path / "run")
+    assert opened == ["train", "val"]
+
+
+def test_a_few_steps_lower_the_loss_and_beat_chance(tmp_path: Path) -> None:
+    words = "characters=24 drawings=20 steps=60 every=60 val_episodes=40 val_query=5 query=2 recalibrate=10 average=0.9".split()
+    result = train(tiny(*words), tmp_path / "run")
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    losses = [row["loss"] for row in rows if "loss" in row]
+    assert losses[-1] < 0.75 * losses[0]
+    assert result.evaluation is not None
+    assert result.evaluation.accuracy > 0.45  # chance is 0.2
+
+
+@pytest.mark.parametrize("words", [("loss=cross_entropy",), ("schedule=step", "decay_every=2"), ("optimiser=adamw",)])
+def test_every_loss_schedule_and_optimiser_runs(tmp_path: Path, words: tuple[str, ...]) -> None:
+    result = train(tiny("steps=3", "every=3", *words), tmp_path / "run")
+    assert result.evaluation is not None
+
+
+def test_learning_rate_follows_its_schedule() -> None:
+    assert learning_rate(7, TrainingSection(learning_rate=0.1)) == 0.1
+    step = TrainingSection(learning_rate=0.1, schedule="step", decay_every=10, decay_factor=0.5)
+    assert [learning_rate(s, step) for s in (9, 10, 25)] == pytest.approx([0.1, 0.05, 0.025])
+    cosine = TrainingSection(learning_rate=0.1, schedule="cosine", steps=100)
+    assert [learning_rate(s, cosine) for s in (0, 50, 100)] == pytest.approx([0.1, 0.05, 0.0])
+    warm = TrainingSection(learning_rate=0.1, warmup=4)
+    assert [learning_rate(s, warm) for s in (0, 1, 3, 4)] == pytest.approx([0.025, 0.05, 0.1, 0.1])
+
+
+def test_the_average_of_weights_is_the_exponential_one() -> None:
+    module = torch.nn.Linear(2, 1)
+    average = {name: weight.detach().clone() for name, weight in module.named_parameters()}
+    start = average["weight"].clone()
+    with torch.no_grad():
+        module.weight.add_(1.0)
+    update_average(average, module, 0.9, step=1_000)
+    torch.testing.assert_close(average["weight"], 0.9 * start + 0.1 * module.weight.detach())
+
+
+def test_recalibration_gives_batch_norm_the_average_statistics_of_its_inputs() -> None:
+    model = sosn.SoSN(channels=1, input_size=28)
+    sampler = sosn.EpisodeSampler(open_bank("glyphs", "val", alphabets=10, characters=6, drawings=8), 5, 1, 1)
+    from sosn.seeding import generator
+
+    episodes = [sampler.draw(1, generator("recalibration test", index)) for index in range(3)]
+    layer = batch_norms(model)[0]
+    seen: list[torch.Tensor] = []
+    handle = layer.register_forward_hook(lambda _module, inputs, _output: seen.append(inputs[0].detach()))
+    recalibrate(model, episodes)
+    handle.remove()
+    means = torch.stack([batch.mean((0, 2, 3)) for batch in seen]).mean(0)
+    variances = torch.stack([batch.var((0, 2, 3)) for batch in seen]).mean(0)
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    torch.testing.assert_close(layer.running_mean, means, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(layer.running_var, variances, rtol=1e-4, atol=1e-5)
+    assert layer.momentum == 0.1
+    assert not model.training
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    recipe = tiny("steps=6", "every=2")
+    run = Run.create(tmp_path / "run", recipe)
+    trainer = Trainer(recipe, run, _Quiet())
+    trainer.advance()
+    trainer.save()
+    good = run.checkpoint.read_bytes()
+    with torch.no_grad():
+        next(trainer.method.parameters()).fill_(torch.nan)
+    with pytest.raises(TrainingError, match="lower learning_rate"):
+        trainer.check(trainer.advance().item())
+    with pytest.raises(TrainingError, match="last good checkpoint"):
+        trainer.save()
+    assert run.checkpoint.read_bytes() == good
+
+
+class _Quiet:
+    def say(self, sentence: str) -> None: ...
+    def start(self, first_step: int, steps: int, episodes_per_step: int) -> None: ...
+    def step(self, step: int, loss: float | None) -> None: ...
+    def validation(self, step: int, result: Evaluation, best: bool) -> None: ...
+
+
+def test_a_diverging_run_ends_with_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="not finite at step"):
+        train(tiny("steps=400", "every=400", "learning_rate=1e30", "warmup=0"), tmp_path / "run")
+
+
+def test_sizes_that_the_data_cannot_give_are_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has 8 images; 5-shot with 9 queries needs 14"):
+        train(tiny("shot=5", "query=9"), tmp_path / "a")
+    with pytest.raises(DataError, match="10-way episodes need 10 classes"):
+        train(tiny("val_way=10"), tmp_path / "b")
+
+
+def test_a_checkpoint_of_another_architecture_is_refused(tmp_path: Path) -> None:
+    train(tiny("steps=2", "every=2"), tmp_path / "run")
+    recipe = tiny("steps=4", "every=2", "permutations=2")
+    run = Run.create(tmp_path / "other", recipe)
+    (tmp_path / "run" / "checkpoint.safetensors").rename(run.checkpoint)
+    with pytest.raises(CheckpointError, match="of another architecture"):
+        train(recipe, tmp_path / "other", resume=True)
+
+
+def test_a_disk_that_is_full_ends_the_run_and_keeps_what_was_saved(tmp_path: Path) -> None:
+    recipe = tiny("steps=6", "every=2")
+    run = Run.create(tmp_path / "run", recipe)
+    trainer = Trainer(recipe, run, _Quiet())
+    trainer.advance()
+    trainer.save()
+    good = run.checkpoint.read_bytes()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))  # a write beyond this fails as on a full disk
+    try:
+        with pytest.raises(SosnError, match="cannot write"):
+            trainer.save()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert run.checkpoint.read_bytes() == good
+    assert not list(run.folder.glob(".*"))
+
+
+def test_without_validation_classes_the_last_weights_are_kept(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for label in range(5):
+        for number in range(3):
+            folder = tmp_path / "images" / "train" / f"class{label}"
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (28, 28), (50 * label, 10 * number, 0)).save(folder / f"{number}.png")
+    words = (f"data=folder:{tmp_path / 'images'}", "size=28", "shot=1", "query=1", "steps=2", "recalibrate=1", "device=cpu")
+    recipe = override(load_recipe("glyphs-5w1s"), words)
+    result = train(recipe, tmp_path / "run")
+    assert result.evaluation is None
+    assert result.method.preprocessing.channels == 3
+    assert sosn.load(tmp_path / "run").parameter_count() == result.method.parameter_count()
+
+
+def test_the_figure_of_training_is_reproduced_from_the_run_folder_to_the_last_digit(tmp_path: Path) -> None:
+    result = train(tiny("steps=4", "every=2", "report_episodes=20"), tmp_path / "run")
+    method, recipe = load_with_recipe(str(tmp_path / "run"))
+    bank = open_bank("glyphs", "val", **recipe.data.options)
+    assert report(recipe, method, bank) == result.evaluation
+
+
+@pytest.mark.slow
+def test_bf16_trains_where_the_processor_can(tmp_path: Path) -> None:
+    try:
+        result = train(tiny("steps=2", "every=2", "precision=bf16"), tmp_path / "run")
+    except UsageError as error:
+        pytest.skip(str(error))
+    assert result.evaluation is not None
+    assert result.method.dtype == torch.float32
