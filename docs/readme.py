@@ -14,11 +14,12 @@ def fill(text: str) -> str:
     text = _put(text, "demo", _accuracy(demo, 1))
     text = _put(text, "demo.pixels", f"{100 * demo['pixels']:.1f}")
     text = _put(text, "demo.seconds", f"{demo['seconds']:.0f}")
-    rows = ["| norm | accuracy, % | p-values against SigmE (paired, by seed) |", "|---|---|---|"]
-    rows += [
-        f"| {row['norm']} | {_accuracy(row, 2)} | {', '.join(f'{p:.2g}' for p in row.get('p_values', []))} |"
-        for row in norms["rows"]
-    ]
+    text = _put(text, "power-norm.seeds", str(len(norms["seeds"])))
+    rows = ["| norm | accuracy, % | SigmE minus this, points, by seed | p-values (paired) |", "|---|---|---|---|"]
+    for row in norms["rows"]:
+        ahead = ", ".join(f"{100 * difference:+.2f}" for difference in row.get("first_minus_this", []))
+        chances = ", ".join(f"{p:.2g}" for p in row.get("p_values", []))
+        rows.append(f"| {row['norm']} | {_accuracy(row, 2)} | {ahead} | {chances} |")
     text = _put(text, "power-norm", "\n" + "\n".join(rows) + "\n")
     shown = _accuracy(_read("src/sosn/models/glyphs.json"), 2)
     return re.sub(r"# [\d.]+ ± [\d.]+%: mean and", f"# {shown}%: mean and", text)

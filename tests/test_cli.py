@@ -136,7 +136,7 @@ def test_models_are_listed(cli: Cli) -> None:
         (("train", "glyphs-5w1s", "eta=-1"), 2, "eta is -1.0"),
         (("train", "glyphs-5w1s", "way=1"), 2, "way is 1"),
         (("train", "glyphs-5w1s", "data=folder:nowhere"), 1, "there is no folder 'nowhere'"),
-        (("train", "glyphs-5w1s", "shot=30"), 1, "30-shot with 2 queries needs 32"),
+        (("train", "glyphs-5w1s", "shot=30"), 1, "30-shot with 1 queries needs 31"),
         (("eval", "nowhere"), 2, "there is no model 'nowhere'"),
         (("eval", "glyphs", "shots=5"), 2, "did you mean 'shot'?"),
         (("eval", "glyphs", "split=tests"), 2, "did you mean 'test'?"),

@@ -27,7 +27,7 @@ from sosn.training.run import Run
 from sosn.training.schedule import learning_rate
 
 TINY = "alphabets=10 characters=6 drawings=8 query=1 episodes_per_step=1 val_query=2 val_episodes=3 report_episodes=3".split()
-TINY += "recalibrate=2 warmup=2 device=cpu".split()
+TINY += "recalibrate=2 warmup=2 learning_rate=0.001 device=cpu".split()
 
 
 def tiny(*words: str) -> Recipe:

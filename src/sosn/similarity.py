@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from sosn.errors import UsageError
+from sosn.layers import block, run
 
 
 class SimilarityNet(nn.Module):
@@ -24,14 +25,14 @@ class SimilarityNet(nn.Module):
             raise UsageError(f"the similarity net needs matrices of 46 rows or more, not {rows}: use a wider encoder")
         layers: list[nn.Module] = []
         for inputs in (channels, width, width, width):
-            layers += [nn.Conv2d(inputs, width, 3), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2)]
+            layers += block(inputs, width, padding=0, pool=True)
         self.blocks = nn.Sequential(*layers)
         self.head = nn.Sequential(
             nn.Flatten(), nn.Linear(width * side * side, hidden), nn.ReLU(), nn.Linear(hidden, 1)
         )  # fmt: skip
 
     def forward(self, descriptors: Tensor) -> Tensor:
-        return cast(Tensor, self.head(self.blocks(descriptors))).squeeze(-1)
+        return cast(Tensor, self.head(run(self.blocks, descriptors))).squeeze(-1)
 
 
 class SimilarityStreams(nn.Module):

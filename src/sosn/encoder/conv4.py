@@ -1,8 +1,10 @@
 """The four-block encoder of Relation Net, which SoSN shares (Fig. 2)."""
 
-from typing import Literal, cast
+from typing import Literal
 
 from torch import Tensor, nn
+
+from sosn.layers import block, run
 
 
 class Conv4(nn.Module):
@@ -16,22 +18,18 @@ class Conv4(nn.Module):
         super().__init__()
         self.width = width
         self.blocks = nn.Sequential(
-            *_block(channels, width, padding=0), nn.MaxPool2d(2),
-            *_block(width, width, padding=0), nn.MaxPool2d(2),
-            *_block(width, width, padding=1),
-            *_block(width, width, padding=1),
-        )  # fmt: skip
+            *block(channels, width, padding=0, pool=True),
+            *block(width, width, padding=0, pool=True),
+            *block(width, width, padding=1, pool=False),
+            *block(width, width, padding=1, pool=False),
+        )
         if features == "linear":
             self.blocks.pop(-1)
 
     def forward(self, images: Tensor) -> Tensor:
-        return cast(Tensor, self.blocks(images))
+        return run(self.blocks, images)
 
     @staticmethod
     def map_side(image_side: int) -> int:
         """Side of the feature map for a square image; 0 or less if the image is too small."""
         return ((image_side - 2) // 2 - 2) // 2
-
-
-def _block(inputs: int, outputs: int, padding: int) -> tuple[nn.Conv2d, nn.BatchNorm2d, nn.ReLU]:
-    return nn.Conv2d(inputs, outputs, 3, padding=padding), nn.BatchNorm2d(outputs), nn.ReLU()
