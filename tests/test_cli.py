@@ -188,3 +188,36 @@ def test_an_interrupted_training_says_how_to_go_on(cli: Cli, monkeypatch: pytest
     monkeypatch.setattr(Trainer, "advance", advance)
     assert cli(*words, "--resume")[0] == 0
     assert (tmp_path / "run" / "result.json").exists()
+
+
+def test_data_is_prepared_listed_checked_and_shown(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOSN_HOME", str(tmp_path / "home"))
+    code, out, _ = cli("data", "list")
+    assert code == 0
+    assert "sosn data prepare omniglot" in " ".join(out.replace("│", " ").split())
+    for split in ("train", "val"):
+        for label in range(5):
+            for number in range(3):
+                file = tmp_path / "mini" / split / f"n{split}{label}" / f"{number}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                Image.new("RGB", (84, 84), (40 * label, 40 * number, 99 if split == "val" else 0)).save(file)
+    code, out, _ = cli("data", "prepare", "mini-imagenet", "--from", "mini")
+    assert code == 0
+    assert "test: not there" in out
+    code, out, _ = cli("data", "list", "--json")
+    assert json.loads(out)["prepared"][0]["images"] == 30
+    assert cli("data", "check", "mini-imagenet")[0] == 0
+    (tmp_path / "mini" / "val" / "nval0" / "1.png").write_bytes(
+        (tmp_path / "mini" / "train" / "ntrain0" / "1.png").read_bytes()
+    )
+    code, out, _ = cli("data", "check", "mini", "--json")
+    assert code == 1
+    assert [finding["kind"] for finding in json.loads(out)["findings"]] == ["identical across splits"]
+    code, out, _ = cli("data", "show", "mini-imagenet", "--split", "val", "--out", "pictures")
+    assert code == 0
+    for line in out.splitlines():
+        with Image.open(tmp_path / line) as picture:
+            assert picture.width > 400
+    code, _, err = cli("data", "prepare", "mini-imagenet", "--from", "nowhere")
+    assert code == 1
+    assert "there is no 'nowhere'" in err

@@ -324,7 +324,7 @@ def test_two_recipes_are_compared_without_title_and_device(word: str, same: bool
 
 def test_every_default_stands_in_the_table_and_has_its_own_type() -> None:
     table: dict[str, Any] = Recipe().to_table()
-    assert set(table) == {"title", "seed", "data", "model", "episodes", "training", "validation"}
+    assert set(table) == {"title", "seed", "data", "model", "episodes", "augmentation", "training", "validation"}
     assert from_table(table, "the defaults") == Recipe()
 
 

@@ -10,10 +10,11 @@ import torch
 import sosn
 from sosn.episode import Episode
 from sosn.errors import CheckpointError, SosnError, UsageError
+from sosn.files import write_atomically
 from sosn.method import Method, NearestPixels, SoSN
 from sosn.models import model_path, pack
 from sosn.recipe import RECIPE_FILE
-from sosn.storage import WEIGHTS_FILE, load_method, load_tensors, restore, save_method, save_tensors, write_atomically
+from sosn.storage import WEIGHTS_FILE, load_method, load_tensors, restore, save_method, save_tensors
 
 
 def network(**options: int | str) -> SoSN:

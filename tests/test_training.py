@@ -51,6 +51,7 @@ def test_the_same_recipe_gives_the_same_weights_to_the_bit_and_another_seed_does
 
 def test_a_run_killed_in_the_middle_resumes_to_the_same_weights_to_the_bit(tmp_path: Path) -> None:
     words = "steps=12 every=3 average=0.9 optimiser=adamw weight_decay=0.01 schedule=cosine clip=0.5".split()
+    words += "rotate=episode flip=true translate=0.1 turn=10".split()
     recipe = tiny(*words)
     train(recipe, tmp_path / "whole")
     broken = tmp_path / "broken"

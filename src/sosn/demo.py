@@ -13,11 +13,11 @@ import torch
 from sosn.data import EpisodeSampler
 from sosn.errors import UsageError
 from sosn.evaluation import Evaluation, evaluate
+from sosn.files import write_atomically
 from sosn.method import NearestPixels
 from sosn.recipe import RECIPE_FILE, load_recipe, override
 from sosn.report import write_report
 from sosn.seeding import generator
-from sosn.storage import write_atomically
 from sosn.training import Progress, train
 from sosn.training.loop import open_split
 from sosn.training.run import METRICS_FILE

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sosn.data import dataset_options
+from sosn.data.augmentation import AugmentationSection
 from sosn.errors import UsageError
 from sosn.method import method_class
 from sosn.method.base import LossName
@@ -90,6 +91,7 @@ class Recipe:
     data: DataSection = DataSection()
     model: ModelSection = ModelSection()
     episodes: EpisodesSection = EpisodesSection()
+    augmentation: AugmentationSection = field(default_factory=AugmentationSection)
     training: TrainingSection = TrainingSection()
     validation: ValidationSection = ValidationSection()
 
@@ -139,6 +141,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "data": DataSection,
     "model": ModelSection,
     "episodes": EpisodesSection,
+    "augmentation": AugmentationSection,
     "training": TrainingSection,
     "validation": ValidationSection,
 }

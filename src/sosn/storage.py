@@ -1,8 +1,6 @@
 """Weights in safetensors files, with what is needed to use them again written beside the numbers."""
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,29 +10,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from sosn.errors import CheckpointError, SosnError, UsageError
+from sosn.errors import CheckpointError, UsageError
+from sosn.files import write_atomically
 from sosn.method import method_class
 from sosn.method.base import Method
 
 WEIGHTS_FILE = "model.safetensors"  # in a run folder
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that a crash or a full disk leaves the old one whole."""
-    temporary = ""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except OSError as error:
-        raise SosnError(f"cannot write {str(path)!r} ({error.strerror}); what stood there before is untouched") from error
-    finally:
-        if temporary:  # gone already where all went well
-            Path(temporary).unlink(missing_ok=True)
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:

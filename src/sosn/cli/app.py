@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from sosn.cli.data import app as data_app
+
 app = typer.Typer(
     name="sosn",
     help="Recognise new kinds of things from one to five pictures of each.",
@@ -13,6 +15,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(data_app, name="data")
 
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, for instance steps=2000.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
@@ -105,12 +109,12 @@ def eval(
     as_json: AsJson = False,
 ) -> None:
     """Accuracy ± 95% CI on fixed seeded episodes; validation classes unless split=test is typed."""
-    from sosn.cli.show import evaluation_bar
+    from sosn.cli.show import progress_bar
     from sosn.memory import keep_freed_memory
     from sosn.tasks import evaluate_model
 
     keep_freed_memory()
-    with evaluation_bar() as bar:
+    with progress_bar("evaluating") as bar:
         result, settings = evaluate_model(model, overrides or [], bar)
     if as_json:
         _print_json(result.to_json() | {"model": model, "split": settings.split, "data": settings.data})

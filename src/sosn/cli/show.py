@@ -1,6 +1,7 @@
 """What people see: progress on standard error, tables on standard output."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from sosn.data.check import Finding
     from sosn.demo import DemoResult
     from sosn.evaluation import Evaluation
 
@@ -66,10 +68,10 @@ class RichProgress:
 
 
 @contextmanager
-def evaluation_bar() -> Iterator[Callable[[int, int], None]]:
-    """A bar over episodes, as a function of how many are done and how many there are."""
+def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar, as a function of how many are done and how many there are."""
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("evaluating", total=None)
+        task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
@@ -86,6 +88,29 @@ def show_models(cards: dict[str, dict[str, Any]]) -> None:
         accuracy = f"{100 * card['accuracy']:.2f} ± {100 * card['ci95']:.2f}%"
         table.add_row(name, card["title"], accuracy, f"{card['data']} {card['split']}, {card['episodes']} episodes")
     Console().print(table)
+
+
+def show_datasets(found: list[dict[str, Any]], forms: dict[str, str]) -> None:
+    table = _table("Datasets", "name", "size", "classes", "images", "where, or what it is prepared from")
+    table.add_row("glyphs", "any", "any", "any", "made by code; needs nothing")
+    table.add_row("folder:PATH", "any", "", "", "your own: a folder for each class, or train/, val/ and test/ of those")
+    for one in found:
+        table.add_row(one["name"], str(one["size"]), str(one["classes"]), str(one["images"]), one["folder"])
+    for name in sorted(set(forms) - {one["name"] for one in found}):
+        table.add_row(name, "", "", "", f"not prepared: sosn data prepare {name} --from PATH, with {forms[name]}")
+    Console().print(table)
+
+
+def show_findings(findings: "list[Finding]", images: int) -> None:
+    out = Console(highlight=False)
+    if findings:
+        table = _table("", "what", "where", "")
+        for finding in findings:
+            table.add_row(finding.kind, "\n".join(finding.where), finding.detail)
+        out.print(table)
+    kinds = Counter(finding.kind for finding in findings)
+    told = ", ".join(f"{count} × {kind}" for kind, count in kinds.items()) or "nothing is wrong"
+    out.print(f"{images} images: {told}", soft_wrap=True)
 
 
 def show_recipes(titles: dict[str, str]) -> None:

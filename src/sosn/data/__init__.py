@@ -6,12 +6,19 @@ from typing import Any
 from sosn.data.bank import Bank
 from sosn.data.folder import folder
 from sosn.data.glyphs import glyphs
+from sosn.data.mini_imagenet import mini_imagenet
+from sosn.data.omniglot import omniglot
 from sosn.data.sampler import EpisodeSampler
 from sosn.errors import UsageError
 from sosn.spelling import nearest
 from sosn.typed import annotations
 
-DATASETS: dict[str, Callable[..., Bank]] = {"glyphs": glyphs, "folder": folder}
+DATASETS: dict[str, Callable[..., Bank]] = {
+    "glyphs": glyphs,
+    "omniglot": omniglot,
+    "mini-imagenet": mini_imagenet,
+    "folder": folder,
+}
 
 
 def _find(name: str) -> tuple[Callable[..., Bank], tuple[str, ...]]:

@@ -107,6 +107,16 @@ class Bank:
         groups = None if self.groups is None else self.groups[rows]
         return Bank(self.images[rows], renumbered[self.labels[rows]], names, groups)
 
+    def with_rotations(self) -> "Bank":
+        """The bank with every class turned by 90, 180 and 270 degrees as classes of their own, four times as many."""
+        turned = torch.cat([self.images.rot90(turns, (-2, -1)) for turns in range(4)])
+        labels = torch.cat([self.labels + turns * len(self.names) for turns in range(4)])
+        names = tuple(name if turns == 0 else f"{name}@{90 * turns}" for turns in range(4) for name in self.names)
+        groups = None
+        if self.groups is not None:
+            groups = torch.cat([self.groups + turns * (int(self.groups.max()) + 1) for turns in range(4)])
+        return Bank(turned, labels, names, groups)
+
     def mean_std(self) -> tuple[list[float], list[float]]:
         """Mean and standard deviation of each channel, in 0…1."""
         channels = self.images.movedim(1, 0).flatten(1)

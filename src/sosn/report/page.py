@@ -17,11 +17,11 @@ import sosn
 from sosn.data.bank import Bank
 from sosn.episode import Episode
 from sosn.evaluation import Evaluation
+from sosn.files import write_atomically
 from sosn.method import Method, SoSN
 from sosn.recipe import Recipe
 from sosn.report.plots import accuracy_histogram, episode_figure, matrix_figure, training_curves
 from sosn.report.sheet import class_rows, contact_sheet
-from sosn.storage import write_atomically
 
 
 @dataclass(frozen=True)

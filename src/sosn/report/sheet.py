@@ -1,12 +1,14 @@
 """Contact sheets: many small images in one."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from PIL import Image
 from torch import Tensor
 
-from sosn.data.bank import Bank
+from sosn.data import Bank, EpisodeSampler
+from sosn.seeding import generator
 
 
 def contact_sheet(rows: Sequence[Tensor], gap: int = 2) -> Image.Image:
@@ -25,3 +27,19 @@ def class_rows(bank: Bank, classes: int, images: int) -> list[Tensor]:
     """The first images of classes spread evenly over a bank."""
     step = max(1, len(bank.names) // classes)
     return [bank.class_images(name)[:images].cpu() for name in bank.names[::step][:classes]]
+
+
+def save_sheets(bank: Bank, out: Path, stem: str, way: int, shot: int) -> list[Path]:
+    """Write a contact sheet of a bank and one episode of it (support left, queries right) as PNG, and return their paths."""
+    sampler = EpisodeSampler(bank, way, shot, min(4, int(bank.counts.min()) - shot))
+    episode = sampler.draw(1, generator("show", 0, device=bank.device))
+    blank = torch.full_like(episode.support[0, 0, :1], 255)
+    queries = episode.query[0].unflatten(0, (way, -1))
+    rows = [torch.cat((episode.support[0, label], blank, queries[label])).cpu() for label in range(way)]
+    out.mkdir(parents=True, exist_ok=True)
+    pictures = {"classes": contact_sheet(class_rows(bank, 20, 20)), "episode": contact_sheet(rows)}
+    paths = [out / f"{stem}-{kind}.png" for kind in pictures]
+    for path, picture in zip(paths, pictures.values(), strict=True):
+        scale = max(1, round(1000 / picture.width))
+        picture.resize((scale * picture.width, scale * picture.height), Image.Resampling.NEAREST).save(path)
+    return paths

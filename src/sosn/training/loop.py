@@ -14,13 +14,16 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from sosn.data import Bank, EpisodeSampler, open_bank
+from sosn.data.augmentation import augment
+from sosn.episode import Episode
 from sosn.errors import MissingSplitError, TrainingError
 from sosn.evaluation import Evaluation, evaluate
+from sosn.files import write_atomically
 from sosn.method import Method, method_class
 from sosn.precision import check_bf16
 from sosn.recipe import Recipe
 from sosn.seeding import generator
-from sosn.storage import load_method, load_tensors, restore, save_method, save_tensors, write_atomically
+from sosn.storage import load_method, load_tensors, restore, save_method, save_tensors
 from sosn.training.calibration import recalibrate, update_average
 from sosn.training.run import Run
 from sosn.training.schedule import learning_rate
@@ -105,13 +108,18 @@ class Trainer:
         self.step = 0  # steps taken
         self.best = -1.0
 
+    def episode(self, purpose: str, number: int) -> Episode:
+        """Training episodes of one step, augmented as the recipe says; they depend on the seed, purpose and number alone."""
+        recipe, device = self.recipe, self.fabric.device
+        drawn = self.sampler.draw(recipe.episodes.episodes_per_step, generator(purpose, recipe.seed, number, device=device))
+        return augment(drawn, recipe.augmentation, generator("augment", purpose, recipe.seed, number, device=device))
+
     def advance(self) -> Tensor:
         """Take one step and return its loss."""
-        recipe, training = self.recipe, self.recipe.training
+        training = self.recipe.training
         for group in self.optimiser.param_groups:
             group["lr"] = learning_rate(self.step, training)
-        draw = generator("train", recipe.seed, self.step, device=self.fabric.device)
-        episode = self.sampler.draw(recipe.episodes.episodes_per_step, draw)
+        episode = self.episode("train", self.step)
         self.method.train()
         self.optimizer.zero_grad()
         loss: Tensor = self.module.loss(episode, training.loss)
@@ -133,12 +141,8 @@ class Trainer:
                 for name, weight in self.judged.named_parameters():
                     weight.copy_(self.average[name])
         if recipe.training.recalibrate:
-            device, count = self.fabric.device, recipe.episodes.episodes_per_step
             with self.fabric.autocast():
-                recalibrate(self.judged, (
-                    self.sampler.draw(count, generator("recalibrate", recipe.seed, index, device=device))
-                    for index in range(recipe.training.recalibrate)
-                ))  # fmt: skip
+                recalibrate(self.judged, (self.episode("recalibrate", n) for n in range(recipe.training.recalibrate)))
         if self.val_bank is None:
             self.keep({})
             return None

@@ -9,8 +9,9 @@ import torch
 
 import sosn
 from sosn.errors import SosnError, UsageError
+from sosn.files import write_atomically
 from sosn.recipe import RECIPE_FILE, Recipe, load_recipe, without_place
-from sosn.storage import WEIGHTS_FILE, write_atomically
+from sosn.storage import WEIGHTS_FILE
 
 CHECKPOINT_FILE = "checkpoint.safetensors"
 METRICS_FILE = "metrics.jsonl"

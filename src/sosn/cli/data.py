@@ -1,0 +1,86 @@
+"""`sosn data …`: what there is, preparing it, checking it, looking at it."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="List, prepare, check and show datasets.")
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
+
+
+@app.command("list")
+def list_datasets(as_json: AsJson = False) -> None:
+    """What exists, where it was found, how many classes and images."""
+    from sosn.cli.show import show_datasets
+    from sosn.data.catalog import CATALOG, prepared
+
+    found = prepared()
+    forms = {name: dataset.forms for name, dataset in CATALOG.items()}
+    if as_json:
+        typer.echo(json.dumps({"prepared": found, "forms": forms}))
+    else:
+        show_datasets(found, forms)
+
+
+@app.command()
+def prepare(
+    name: Annotated[str, typer.Argument(help="A dataset of `sosn data list`.")],
+    source: Annotated[Path, typer.Option("--from", help="Folder or archive that holds it.")],
+    size: Annotated[int | None, typer.Option(help="Side of the images; the usual one if not given.", min=8)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Decode a dataset once into a bank that opens at once. Can be interrupted and run again."""
+    from sosn.cli.show import progress_bar
+    from sosn.data.catalog import prepare_dataset
+
+    with progress_bar("preparing") as bar:
+        done = prepare_dataset(name, source, size, bar)
+    if as_json:
+        typer.echo(json.dumps(done))
+        return
+    typer.echo(
+        f"{name}: {done['classes']} classes, {done['images']} images at {done['size']}×{done['size']} in {done['folder']}"
+    )
+    for split, part in done["splits"].items():
+        typer.echo(f"  {split}: {part['classes']} classes, {part['images']} images")
+    for split in done["missing"]:
+        typer.echo(f"  {split}: not there (allowed; it cannot be used until it is)")
+
+
+@app.command()
+def check(
+    name: Annotated[str, typer.Argument(metavar="NAME|PATH", help="A prepared dataset, or a folder of images.")],
+    as_json: AsJson = False,
+) -> None:
+    """Unreadable files, identical images within and across splits, tiny classes, mixed sizes. Exit 1 if something is wrong."""
+    from dataclasses import asdict
+
+    from sosn.cli.show import progress_bar, show_findings
+    from sosn.data.check import check as look
+
+    with progress_bar("checking") as bar:
+        findings, images = look(name, bar)
+    if as_json:
+        typer.echo(json.dumps({"images": images, "findings": [asdict(finding) for finding in findings]}))
+    else:
+        show_findings(findings, images)
+    if findings:
+        raise typer.Exit(1)
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A dataset, for instance glyphs, omniglot or folder:PATH.")],
+    split: Annotated[str, typer.Option(help="train, val or test.")] = "train",
+    way: Annotated[int, typer.Option(min=2)] = 5,
+    shot: Annotated[int, typer.Option(min=1)] = 1,
+    out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path(),
+) -> None:
+    """Write a contact sheet and a sample episode as PNG."""
+    from sosn.data import open_bank
+    from sosn.report.sheet import save_sheets
+
+    for path in save_sheets(open_bank(name, split), out, f"{name.replace(':', '-').replace('/', '-')}-{split}", way, shot):
+        typer.echo(str(path))

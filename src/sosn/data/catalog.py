@@ -1,0 +1,87 @@
+"""Datasets that are prepared once from the files their users have."""
+
+import re
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sosn.data.archive import is_archive, unpack
+from sosn.data.mini_imagenet import scan_mini_imagenet
+from sosn.data.omniglot import scan_omniglot
+from sosn.data.prepared import Entry, home, prepare, prepared_sizes, read_index
+from sosn.errors import DataError, UsageError
+from sosn.spelling import nearest
+
+
+@dataclass(frozen=True)
+class Preparable:
+    """How a dataset is found: a function that lists its images below a folder, and which archives may hold them."""
+
+    scan: Callable[[Path], list[Entry]]
+    size: int
+    channels: int
+    archives: str  # a pattern for the path of an archive below the source
+    forms: str  # what people have, in words
+
+
+CATALOG = {
+    "omniglot": Preparable(
+        scan_omniglot, 28, 1, r"(^|/)(omniglot|images_(background|evaluation))[^/]*$",
+        "images_background and images_evaluation, as folders, zips or a tar of both",
+    ),
+    "mini-imagenet": Preparable(
+        scan_mini_imagenet, 84, 3, r"(^|/)(mini[^/]*|(train|val|test)[^/]*)$",
+        "train|val|test/WNID/*.jpg trees, or one folder of images with train.csv, val.csv, test.csv",
+    ),
+}  # fmt: skip
+
+
+def prepare_dataset(
+    name: str, source: Path, size: int | None = None, progress: Callable[[int, int], None] | None = None
+) -> dict[str, Any]:
+    """Decode a dataset into its bank and return what is in it. Archives are unpacked beside the bank for the time being."""
+    if name not in CATALOG:
+        raise UsageError(f"there is no dataset {name!r} to prepare{nearest(name, CATALOG)}; there are {', '.join(CATALOG)}")
+    if not source.exists():
+        raise DataError(f"there is no {str(source)!r}: give the folder or archive that holds {name}")
+    dataset = CATALOG[name]
+    home().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=home(), prefix="unpacked-") as folder:
+        root = source
+        archives = _archives(source, dataset.archives)
+        if archives:
+            root = Path(folder)
+            for archive in archives:
+                unpack(archive, root)
+        prepare(name, dataset.scan(root), size or dataset.size, dataset.channels, progress)
+    return summary(name, size or dataset.size)
+
+
+def _archives(source: Path, pattern: str) -> list[Path]:
+    if is_archive(source):
+        return [source]
+    below = (path for depth in ("*", "*/*") for path in sorted(source.glob(depth)) if is_archive(path))
+    return [path for path in below if re.search(pattern, path.relative_to(source).as_posix())]
+
+
+def summary(name: str, size: int) -> dict[str, Any]:
+    """Classes and images of a prepared dataset, and of each split that its files name."""
+    index = read_index(name, size)
+    splits: dict[str, dict[str, int]] = {}
+    for split, count in zip(index["splits"], index["counts"], strict=True):
+        part = splits.setdefault(split, {"classes": 0, "images": 0})
+        part["classes"] += 1
+        part["images"] += count
+    return {
+        "name": name, "size": size, "classes": len(index["classes"]), "images": sum(index["counts"]),
+        "splits": {split: part for split, part in splits.items() if split},
+        "missing": [split for split in ("train", "val", "test") if split not in splits] if "" not in splits else [],
+        "folder": str(home() / f"{name}-{size}"),
+    }  # fmt: skip
+
+
+def prepared() -> list[dict[str, Any]]:
+    """Everything that has been prepared on this machine."""
+    return [summary(name, size) for name in CATALOG for size in prepared_sizes(name)]

@@ -1,0 +1,64 @@
+"""Omniglot: 1,623 handwritten characters of 50 alphabets, 20 drawings each (Lake et al., 2015)."""
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from sosn.data.bank import Bank
+from sosn.data.prepared import Entry, open_prepared, read_index
+from sosn.errors import DataError, UsageError
+from sosn.seeding import generator
+
+PARTS = ("images_background", "images_evaluation")
+VAL = {"Armenian", "Bengali", "Early_Aramaic", "Hebrew", "Mkhedruli_(Georgian)"}
+TEST = {
+    "Kannada", "Keble", "Malayalam", "Manipuri", "Mongolian", "Old_Church_Slavonic_(Cyrillic)", "Oriya", "Sylheti",
+    "Syriac_(Serto)", "Tengwar", "Tibetan", "ULOG",
+}  # fmt: skip
+TEST_CHARACTERS = {f"Gurmukhi/character{number}" for number in (42, 43, 44, 45)}
+
+
+def scan_omniglot(root: Path) -> list[Entry]:
+    """The authors' images_background and images_evaluation/ALPHABET/characterNN/*.png, wherever below root they are."""
+    folders = {part: sorted(path for path in root.rglob(part) if path.is_dir())[:1] for part in PARTS}
+    return [
+        Entry("", f"{part}/{file.parent.parent.name}/{file.parent.name}", str(file))
+        for part, found in folders.items()
+        for folder in found
+        for file in folder.glob("*/character*/*.png")
+    ]
+
+
+def omniglot(
+    split: str = "train",
+    partition: Literal["vinyals", "paper"] = "vinyals",
+    size: int = 28,
+    rotations: bool = False,
+) -> Bank:
+    """Characters, grey. partition="vinyals": 1028 train, 172 val, 423 test classes (Vinyals et al., 2016).
+
+    partition="paper": class paths sorted and shuffled with seed 0, 1200 train, of which the last 100 are val, and 423 test.
+    rotations=True adds the training classes turned by 90, 180 and 270 degrees as classes of their own.
+    """
+    if split not in ("train", "val", "test"):
+        raise UsageError(f"split is {split!r}; choose train, val or test")
+    classes = read_index("omniglot", size)["classes"]
+    if partition == "vinyals":
+        wanted = {name for name in classes if vinyals_split(name) == split}
+    else:
+        if len(classes) != 1623:
+            raise DataError(f"the paper's partition needs all 1,623 characters, and {len(classes)} are prepared")
+        order = torch.randperm(len(classes), generator=generator("omniglot paper", 0)).tolist()
+        first, last = {"train": (0, 1100), "val": (1100, 1200), "test": (1200, 1623)}[split]
+        wanted = {sorted(classes)[number] for number in order[first:last]}
+    bank = open_prepared("omniglot", size, split, lambda name, _: name in wanted)
+    return bank.with_rotations() if rotations and split == "train" else bank
+
+
+def vinyals_split(name: str) -> str:
+    """Split of a class by its path, such as images_background/Greek/character01."""
+    _, alphabet, character = name.split("/")
+    if alphabet in TEST or f"{alphabet}/{character}" in TEST_CHARACTERS:
+        return "test"
+    return "val" if alphabet in VAL else "train"

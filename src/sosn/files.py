@@ -1,0 +1,25 @@
+"""Files that are whole or not there."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from sosn.errors import SosnError
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that a crash or a full disk leaves the old one whole."""
+    temporary = ""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except OSError as error:
+        raise SosnError(f"cannot write {str(path)!r} ({error.strerror}); what stood there before is untouched") from error
+    finally:
+        if temporary:  # gone already where all went well
+            Path(temporary).unlink(missing_ok=True)
