@@ -103,6 +103,14 @@ def test_the_demo_trains_evaluates_classifies_and_writes_a_report(cli: Cli, tmp_
     assert code == 2
     assert "choose another --out" in err
     assert (tmp_path / "kept" / "letter.txt").read_text() == "mine"
+    (tmp_path / "shown" / "thesis.txt").write_text("mine")
+    code, _, err = cli("demo", "--out", "shown")
+    assert code == 2
+    assert "thesis.txt" in err
+    assert (tmp_path / "shown" / "report.html").exists()
+    code, _, err = cli("demo", "--out", "kept/letter.txt")
+    assert code == 1
+    assert "choose another --out" in err
 
 
 def test_recipes_are_listed_and_printed(cli: Cli) -> None:
@@ -137,6 +145,9 @@ def test_models_are_listed(cli: Cli) -> None:
         (("train", "glyphs-5w1s", "way=1"), 2, "way is 1"),
         (("train", "glyphs-5w1s", "data=folder:nowhere"), 1, "there is no folder 'nowhere'"),
         (("train", "glyphs-5w1s", "shot=30"), 1, "30-shot with 1 queries needs 31"),
+        (("train", "glyphs-5w1s", "device=banana"), 2, "device is 'banana'"),
+        (("train", "glyphs-5w1s", "way=400"), 1, "lower way"),
+        (("eval", "glyphs", "device=cuda:99"), 2, "device is 'cuda:99'"),
         (("eval", "nowhere"), 2, "there is no model 'nowhere'"),
         (("eval", "glyphs", "shots=5"), 2, "did you mean 'shot'?"),
         (("eval", "glyphs", "split=tests"), 2, "did you mean 'test'?"),
@@ -159,13 +170,15 @@ def test_bad_images_are_named(cli: Cli, tmp_path: Path) -> None:
             Image.new("RGB", (30, 30), (20 * label, 0, number)).save(tmp_path / "photos" / f"kind{label}" / f"{number}.png")
     corrupt = tmp_path / "photos" / "kind3" / "2.png"
     corrupt.write_bytes(corrupt.read_bytes()[:40])
-    code, _, err = cli("train", "glyphs-5w1s", "data=folder:photos", "split_seed=1", "val_share=0", "test_share=0")
+    code, _, err = cli(
+        "train", "glyphs-5w1s", "data=folder:photos", "split_seed=1", "val_share=0", "test_share=0", "--out", "run"
+    )
     assert code == 1
     assert "2.png" in err
     assert "replace or remove it" in err
     for file in (tmp_path / "photos" / "kind3").iterdir():
         file.unlink()
-    code, _, err = cli("train", "glyphs-5w1s", "data=folder:photos", "val_share=0", "test_share=0", "--out", "again")
+    code, _, err = cli("train", "glyphs-5w1s", "data=folder:photos", "val_share=0", "test_share=0", "--out", "run")
     assert code == 1
     assert "class 'kind3' has no images" in err
 

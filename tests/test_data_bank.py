@@ -111,14 +111,14 @@ def test_the_std_of_constant_images_stays_above_zero() -> None:
 
 def test_the_fingerprint_does_not_depend_on_the_order_classes_came_in() -> None:
     sorted_bank = Bank(numbered_images(6)[LABELS.argsort(stable=True)], LABELS.sort().values, NAMES)
-    assert Bank(numbered_images(6), LABELS, NAMES).fingerprint() == sorted_bank.fingerprint()
+    assert Bank(numbered_images(6), LABELS, NAMES).fingerprint == sorted_bank.fingerprint
 
 
 def test_the_fingerprint_changes_with_one_pixel() -> None:
     images = numbered_images(6)
-    before = Bank(images, LABELS, NAMES).fingerprint()
+    before = Bank(images, LABELS, NAMES).fingerprint
     images[3, 0, 1, 1] += 1
-    assert Bank(images, LABELS, NAMES).fingerprint() != before
+    assert Bank(images, LABELS, NAMES).fingerprint != before
 
 
 def test_the_fingerprint_changes_with_a_name_and_with_the_class_of_an_image() -> None:
@@ -128,7 +128,7 @@ def test_the_fingerprint_changes_with_a_name_and_with_the_class_of_an_image() ->
         Bank(images, torch.tensor([0, 0, 1, 1]), ("a", "c")),
         Bank(images, torch.tensor([0, 0, 0, 1]), ("a", "b")),
     ]
-    assert len({bank.fingerprint() for bank in banks}) == 3
+    assert len({bank.fingerprint for bank in banks}) == 3
 
 
 def test_a_bank_moved_to_a_device_is_the_same_bank() -> None:
@@ -138,7 +138,7 @@ def test_a_bank_moved_to_a_device_is_the_same_bank() -> None:
     assert bank.groups is not None
     assert moved.images.equal(bank.images)
     assert moved.groups.equal(bank.groups)
-    assert moved.fingerprint() == bank.fingerprint()
+    assert moved.fingerprint == bank.fingerprint
 
 
 @pytest.mark.parametrize(
@@ -194,4 +194,4 @@ def test_the_fingerprint_tells_shapes_and_groups_apart() -> None:
     wide = Bank(torch.zeros(2, 1, 2, 8, dtype=torch.uint8), torch.tensor([0, 0]), ("a",))
     square = Bank(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, 0]), ("a",))
     grouped = Bank(square.images, square.labels, ("a",), torch.tensor([0, 1]))
-    assert len({wide.fingerprint(), square.fingerprint(), grouped.fingerprint()}) == 3
+    assert len({wide.fingerprint, square.fingerprint, grouped.fingerprint}) == 3

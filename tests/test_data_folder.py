@@ -373,3 +373,10 @@ def test_a_dataset_without_a_place_takes_none() -> None:
     with pytest.raises(UsageError, match="folder:PATH"):
         open_bank("folder:", "train")
     assert len(open_bank("glyphs:", "val", alphabets=10, characters=2, drawings=2)) == 4
+
+
+def test_a_class_in_two_splits_is_refused(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        make_classes(tmp_path / split, ["shared", split])
+    with pytest.raises(DataError, match="class 'shared' stands in train and in test"):
+        folder(str(tmp_path), "train")

@@ -81,3 +81,13 @@ def test_a_single_permutation_is_applied_like_any_other() -> None:
     matrix = torch.arange(9.0).view(1, 3, 3)
     expected = matrix[:, [2, 0, 1]][:, :, [2, 0, 1]]
     assert torch.equal(permute(matrix, torch.tensor([[2, 0, 1]]))[0], expected)
+
+
+def test_gradients_through_permutations_are_the_same_to_the_bit_every_time() -> None:
+    matrices = torch.rand(40, 1, 64, 64, requires_grad=True)
+    permutations = draw_permutations(64, 3, 0)
+    weight = torch.rand(40, 3, 1, 64, 64)
+    gradients = [torch.autograd.grad((permute(matrices, permutations) * weight).sum(), matrices)[0] for _ in range(6)]
+    assert all(torch.equal(gradient, gradients[0]) for gradient in gradients)
+    by_index = matrices[..., permutations[:, :, None], permutations[:, None, :]].movedim(-3, -4)
+    torch.testing.assert_close(gradients[0], torch.autograd.grad((by_index * weight).sum(), matrices)[0])

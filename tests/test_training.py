@@ -22,7 +22,7 @@ from sosn.models import load_with_recipe
 from sosn.recipe import Recipe, TrainingSection, load_recipe, override
 from sosn.training import train
 from sosn.training.calibration import recalibrate, update_average
-from sosn.training.loop import Trainer, report
+from sosn.training.loop import Silent, Trainer, build, report
 from sosn.training.run import Run
 from sosn.training.schedule import learning_rate
 
@@ -51,7 +51,7 @@ def test_the_same_recipe_gives_the_same_weights_to_the_bit_and_another_seed_does
 
 def test_a_run_killed_in_the_middle_resumes_to_the_same_weights_to_the_bit(tmp_path: Path) -> None:
     words = "steps=12 every=3 average=0.9 optimiser=adamw weight_decay=0.01 schedule=cosine clip=0.5".split()
-    words += "rotate=episode flip=true translate=0.1 turn=10".split()
+    words += "rotate=episode flip=true translate=0.1 turn=10 permutations=3".split()
     recipe = tiny(*words)
     train(recipe, tmp_path / "whole")
     broken = tmp_path / "broken"
@@ -65,6 +65,8 @@ def test_a_run_killed_in_the_middle_resumes_to_the_same_weights_to_the_bit(tmp_p
     assert not (broken / "result.json").exists()
     result = train(recipe, broken, resume=True)
     assert same(weights(tmp_path / "whole"), weights(broken))
+    last = [load_file(folder / "checkpoint.safetensors") for folder in (tmp_path / "whole", broken)]
+    assert same(*last)  # weights, average and optimiser of the last step
     assert (broken / "metrics.jsonl").read_text() == (tmp_path / "whole" / "metrics.jsonl").read_text()
     whole = json.loads((tmp_path / "whole" / "result.json").read_text())
     assert result.evaluation is not None
@@ -151,10 +153,16 @@ def test_a_few_steps_lower_the_loss_and_beat_chance(tmp_path: Path) -> None:
     assert result.evaluation.accuracy > 0.45  # chance is 0.2
 
 
-@pytest.mark.parametrize("words", [("loss=cross_entropy",), ("schedule=step", "decay_every=2"), ("optimiser=adamw",)])
-def test_every_loss_schedule_and_optimiser_runs(tmp_path: Path, words: tuple[str, ...]) -> None:
-    result = train(tiny("steps=3", "every=3", *words), tmp_path / "run")
-    assert result.evaluation is not None
+@pytest.mark.parametrize(
+    "words", [("loss=cross_entropy",), ("schedule=step", "decay_every=1"), ("optimiser=adamw", "weight_decay=0.1")]
+)
+def test_every_loss_schedule_and_optimiser_has_an_effect(tmp_path: Path, words: tuple[str, ...]) -> None:
+    train(tiny("steps=3", "every=3"), tmp_path / "plain")
+    train(tiny("steps=3", "every=3", *words), tmp_path / "run")
+    first, second = (load_file(tmp_path / name / "checkpoint.safetensors") for name in ("plain", "run"))
+    names = [name for name in first if name.startswith("method.") and name.endswith(".weight")]
+    assert any(not torch.equal(first[name], second[name]) for name in names)  # it has an effect
+    assert all(torch.isfinite(second[name]).all() for name in names)
 
 
 def test_learning_rate_follows_its_schedule() -> None:
@@ -200,8 +208,9 @@ def test_recalibration_gives_batch_norm_the_average_statistics_of_its_inputs() -
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
     recipe = tiny("steps=6", "every=2")
-    run = Run.create(tmp_path / "run", recipe)
-    trainer = Trainer(recipe, run, _Quiet())
+    run = Run(tmp_path / "run")
+    run.create(recipe)
+    trainer = Trainer(recipe, run, Silent())
     trainer.advance()
     trainer.save()
     good = run.checkpoint.read_bytes()
@@ -212,13 +221,6 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
     with pytest.raises(TrainingError, match="last good checkpoint"):
         trainer.save()
     assert run.checkpoint.read_bytes() == good
-
-
-class _Quiet:
-    def say(self, sentence: str) -> None: ...
-    def start(self, first_step: int, steps: int, episodes_per_step: int) -> None: ...
-    def step(self, step: int, loss: float | None) -> None: ...
-    def validation(self, step: int, result: Evaluation, best: bool) -> None: ...
 
 
 def test_a_diverging_run_ends_with_one_sentence(tmp_path: Path) -> None:
@@ -236,7 +238,8 @@ def test_sizes_that_the_data_cannot_give_are_refused_before_training(tmp_path: P
 def test_a_checkpoint_of_another_architecture_is_refused(tmp_path: Path) -> None:
     train(tiny("steps=2", "every=2"), tmp_path / "run")
     recipe = tiny("steps=4", "every=2", "permutations=2")
-    run = Run.create(tmp_path / "other", recipe)
+    run = Run(tmp_path / "other")
+    run.create(recipe)
     (tmp_path / "run" / "checkpoint.safetensors").rename(run.checkpoint)
     with pytest.raises(CheckpointError, match="of another architecture"):
         train(recipe, tmp_path / "other", resume=True)
@@ -244,8 +247,9 @@ def test_a_checkpoint_of_another_architecture_is_refused(tmp_path: Path) -> None
 
 def test_a_disk_that_is_full_ends_the_run_and_keeps_what_was_saved(tmp_path: Path) -> None:
     recipe = tiny("steps=6", "every=2")
-    run = Run.create(tmp_path / "run", recipe)
-    trainer = Trainer(recipe, run, _Quiet())
+    run = Run(tmp_path / "run")
+    run.create(recipe)
+    trainer = Trainer(recipe, run, Silent())
     trainer.advance()
     trainer.save()
     good = run.checkpoint.read_bytes()
@@ -285,9 +289,89 @@ def test_the_figure_of_training_is_reproduced_from_the_run_folder_to_the_last_di
 
 @pytest.mark.slow
 def test_bf16_trains_where_the_processor_can(tmp_path: Path) -> None:
+    recipe = tiny("steps=2", "every=2", "precision=bf16")
     try:
-        result = train(tiny("steps=2", "every=2", "precision=bf16"), tmp_path / "run")
+        trainer = Trainer(recipe, Run(tmp_path / "run"), Silent())
     except UsageError as error:
         pytest.skip(str(error))
-    assert result.evaluation is not None
-    assert result.method.dtype == torch.float32
+    seen: list[torch.dtype] = []
+    layer = next(module for module in trainer.method.modules() if isinstance(module, torch.nn.Conv2d))
+    layer.register_forward_hook(lambda _module, _inputs, output: seen.append(output.dtype))
+    assert torch.isfinite(trainer.advance())
+    assert seen == [torch.bfloat16]
+    assert trainer.method.dtype == torch.float32
+
+
+def test_a_refused_start_leaves_the_folder_free(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="shot"):
+        train(tiny("shot=30"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    train(tiny("steps=2", "every=2"), tmp_path / "run")
+
+
+def test_a_run_is_not_resumed_under_options_its_first_command_left_alone(tmp_path: Path) -> None:
+    train(tiny("steps=2", "every=2"), tmp_path / "run")
+    for word in ("model.shift=0.5", "data.seed=9", "softness=7", "flip=true"):
+        with pytest.raises(UsageError, match="resume it with its own recipe"):
+            train(tiny("steps=2", "every=2", word), tmp_path / "run", resume=True)
+    assert load_recipe(str(tmp_path / "run")).model.options["permutations"] == 1  # defaults are written down
+
+
+def test_a_checkpoint_between_validations_resumes_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sosn.training import loop
+
+    recipe = tiny("steps=5", "every=5", "average=0.9")
+    train(recipe, tmp_path / "whole")
+    monkeypatch.setattr(loop, "SAVE_SECONDS", 0.0)
+    advance = Trainer.advance
+
+    def stop_at_three(trainer: Trainer) -> torch.Tensor:
+        if trainer.step == 3:
+            raise KeyboardInterrupt
+        return advance(trainer)
+
+    monkeypatch.setattr(Trainer, "advance", stop_at_three)
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, tmp_path / "run")
+    monkeypatch.setattr(Trainer, "advance", advance)
+    train(recipe, tmp_path / "run", resume=True)
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("polarity", ["as_is", "inverted"])
+def test_training_images_are_standardised_whatever_their_polarity(polarity: str) -> None:
+    bank = open_bank("glyphs", "train", alphabets=10, characters=6, drawings=8)
+    model = build(tiny(f"polarity={polarity}"), bank)
+    images = model.preprocessing(bank.images, torch.float64)
+    assert images.mean().item() == pytest.approx(0, abs=1e-5)
+    assert images.std().item() == pytest.approx(1, abs=1e-3)
+
+
+def test_a_model_of_colour_can_be_trained_on_grey_images() -> None:
+    bank = open_bank("glyphs", "train", alphabets=10, characters=6, drawings=8)
+    model = build(tiny("channels=3"), bank)
+    assert model.preprocessing.mean.numel() == 3
+
+
+def test_weights_that_are_not_finite_never_become_the_model(tmp_path: Path) -> None:
+    recipe = tiny("steps=4", "every=2")
+    run = Run(tmp_path / "run")
+    run.create(recipe)
+    trainer = Trainer(recipe, run, Silent())
+    trainer.advance()
+    with torch.no_grad():
+        next(trainer.method.parameters()).fill_(torch.nan)
+    with pytest.raises(TrainingError, match="not finite"):
+        trainer.judge()
+    assert not run.weights.exists()
+
+
+def test_a_method_without_parameters_is_not_trained(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nothing to train"):
+        train(tiny("method=pixels"), tmp_path / "run")
+
+
+@pytest.mark.parametrize("device", ["banana", "cuda:99", "mps"])
+def test_a_device_that_is_not_there_is_refused(tmp_path: Path, device: str) -> None:
+    with pytest.raises(UsageError, match="device is"):
+        train(tiny(f"device={device}"), tmp_path / "run")

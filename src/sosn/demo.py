@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from sosn.data import EpisodeSampler
-from sosn.errors import UsageError
+from sosn.device import machine
+from sosn.errors import SosnError, UsageError
 from sosn.evaluation import Evaluation, evaluate
 from sosn.files import write_atomically
 from sosn.method import NearestPixels
@@ -26,6 +27,7 @@ RECIPE = "glyphs-5w1s"
 TEST_EPISODES = 150
 VAL_EPISODES = 20  # the figure that counts here is the one on test classes
 MARK = "demo.json"
+OWN = ("run", "report.html", MARK)  # what a demo writes into its folder
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ class DemoResult:
             "pixels": self.pixels.accuracy,
             "answers": answers,
             "report": str(self.report),
-            "seconds": self.seconds,
+            "seconds": round(self.seconds, 1),
+            "machine": machine(),
         }
 
 
@@ -70,7 +73,7 @@ def run_demo(out: Path, progress: Progress, overrides: Sequence[str] = ()) -> De
     _clear(out)
     progress.say(f"training {recipe.training.steps} steps on generated glyphs (synthetic; nothing is downloaded)")
     trained = train(recipe, out / "run", progress=progress)
-    bank = open_split(recipe, "test")
+    bank = open_split(recipe, "test").to(trained.method.device)
     progress.say(f"evaluating {TEST_EPISODES} episodes of {len(bank.names)} classes it never saw")
     sizes = (recipe.val_way, recipe.val_shot, recipe.validation.val_query, TEST_EPISODES)
     test = evaluate(trained.method, bank, *sizes)
@@ -79,7 +82,7 @@ def run_demo(out: Path, progress: Progress, overrides: Sequence[str] = ()) -> De
     support, query = sampler.indices(1, generator("demo", recipe.seed))
     episode = sampler.episode(support, query)
     with torch.inference_mode():
-        scores = trained.method(episode)[0]  # (Q, L)
+        scores = trained.method(episode)[0].cpu()  # (Q, L)
     names = [bank.names[int(bank.labels[row])] for row in support[0, :, 0]]
     answers = tuple(Answer(names[number], names[int(row.argmax())], float(row.max())) for number, row in enumerate(scores))
     metrics = [json.loads(line) for line in (out / "run" / METRICS_FILE).read_text().splitlines()]
@@ -90,8 +93,13 @@ def run_demo(out: Path, progress: Progress, overrides: Sequence[str] = ()) -> De
 
 
 def _clear(out: Path) -> None:
-    if out.exists() and any(out.iterdir()):
-        if not (out / MARK).is_file() and not (out / "run" / RECIPE_FILE).is_file():
-            raise UsageError(f"{str(out)!r} holds files of another kind: choose another --out")
-        shutil.rmtree(out)
-    out.mkdir(parents=True, exist_ok=True)
+    """Remove what an earlier demo wrote, and nothing else."""
+    try:
+        foreign = [entry.name for entry in out.iterdir() if entry.name not in OWN] if out.exists() else []
+        if foreign:
+            raise UsageError(f"{str(out)!r} holds other things, such as {foreign[0]!r}: choose another --out")
+        for name in OWN if (out / MARK).exists() or (out / "run" / RECIPE_FILE).exists() else ():
+            shutil.rmtree(out / name) if (out / name).is_dir() else (out / name).unlink(missing_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SosnError(f"cannot use {str(out)!r} as a folder ({error.strerror}): choose another --out") from error

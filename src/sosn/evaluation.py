@@ -84,13 +84,13 @@ def evaluate(
             episode = sampler.episode(support[rows], queries[rows]).to(method.device)
             with torch.inference_mode():
                 answers = method(episode, statistics).argmax(-1)
-            parts.append((answers == episode.labels).double().mean(1).cpu())
+            parts.append((answers == episode.labels).double().mean(1))
             if progress:
                 progress(min(first + at_once, episodes), episodes)
     finally:
         for module, training in modes.items():
             module.training = training
-    accuracies = torch.cat(parts)
+    accuracies = torch.cat(parts).cpu()
     mean, half = mean_ci95(accuracies)
     fingerprint = _fingerprint(data, support, queries)
     return Evaluation(mean, half, way, shot, query, episodes, statistics, seed, tuple(accuracies.tolist()), fingerprint)
@@ -105,7 +105,7 @@ def draw_indices(sampler: EpisodeSampler, episodes: int, seed: int) -> tuple[Ten
 
 def _fingerprint(data: Bank, support: Tensor, query: Tensor) -> str:
     """A digest of which classes and images the episodes use: equal for the same episodes, whatever the method."""
-    digest = hashlib.blake2b(data.fingerprint().encode(), digest_size=8)
+    digest = hashlib.blake2b(data.fingerprint.encode(), digest_size=8)
     for rows in (support, query):
         digest.update(rows.contiguous().numpy().tobytes())
     return digest.hexdigest()

@@ -1,6 +1,7 @@
 """Permutations Π of second-order matrices, so that the local filters of the similarity net see different neighbours."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,24 @@ def draw_permutations(size: int, count: int, seed: int) -> Tensor:
 
 def permute(matrices: Tensor, permutations: Tensor) -> Tensor:
     """ΠₚᵀMΠₚ for every p (Eq. 11): (…, C, K, K) → (…, P, C, K, K), by indexing rows and columns with Π."""
-    rows = permutations[:, :, None]  # (P, K, 1)
-    columns = permutations[:, None, :]  # (P, 1, K)
-    return matrices[..., rows, columns].movedim(-3, -4)  # (…, C, P, K, K) → (…, P, C, K, K)
+    permuted: Tensor = _Permute.apply(matrices, permutations)
+    return permuted
+
+
+class _Permute(torch.autograd.Function):
+    """Gathers in both directions: the scatter that indexing has for a gradient adds in an order that threads decide."""
+
+    @staticmethod
+    def forward(ctx: Any, matrices: Tensor, permutations: Tensor) -> Tensor:
+        ctx.save_for_backward(permutations)
+        return torch.stack([_reorder(matrices, one) for one in permutations], -4)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (permutations,) = ctx.saved_tensors
+        parts = [_reorder(part, one.argsort()) for part, one in zip(gradient.unbind(-4), permutations, strict=True)]
+        return torch.stack(parts).sum(0), None
+
+
+def _reorder(matrices: Tensor, permutation: Tensor) -> Tensor:
+    return matrices.index_select(-2, permutation).index_select(-1, permutation)

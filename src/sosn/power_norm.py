@@ -35,10 +35,16 @@ def gamma(m: Tensor, gamma: float) -> Tensor:
     """Gamma: m^γ for m ≥ 0 and 0 < γ ≤ 1 (Remark 3). Refuses negative m."""
     _require(0 < gamma <= 1, f"gamma is {gamma}; the power γ must lie in 0 < γ ≤ 1")
     _refuse_negative(m, "Gamma")
-    if gamma == 1:
+    return _power(m, gamma)
+
+
+@full_precision
+def _power(m: Tensor, exponent: float) -> Tensor:
+    """m^γ for m ≥ 0, with a gradient of 0 at 0 where the derivative is infinite."""
+    if exponent == 1:
         return m
     positive = m > 0
-    return torch.where(positive, torch.where(positive, m, 1.0) ** gamma, 0.0)
+    return torch.where(positive, torch.where(positive, m, 1.0) ** exponent, 0.0)
 
 
 @full_precision
@@ -49,6 +55,7 @@ def maxexp(m: Tensor, eta: float) -> Tensor:
     return _at_least_one(m, eta)
 
 
+@full_precision
 def _at_least_one(p: Tensor, eta: float) -> Tensor:
     """1 − max(0, 1−p)^η without cancellation for small p."""
     inside = p < 1
@@ -104,7 +111,14 @@ class PowerNorm:
     def __post_init__(self) -> None:
         if self.name not in get_args(PowerNormName):
             raise UsageError(f"power_norm is {self.name!r}; choose one of {', '.join(get_args(PowerNormName))}")
-        self(torch.zeros(()), vectors=1)  # refuses bad parameters here, before any training
+        nothing = torch.zeros(())  # refuses bad parameters here, before any training
+        match self.name:
+            case "gamma":
+                gamma(nothing, 0.5 if self.gamma is None else self.gamma)
+            case "maxexp":
+                maxexp(nothing, 1.0 if self.eta is None else self.eta)
+            case _:
+                self(nothing, vectors=1)
 
     @property
     def signed(self) -> bool:
@@ -122,8 +136,8 @@ class PowerNorm:
             case "maxexp_pm":
                 return maxexp_pm(m, eta, self.rho, self.softness)
             case "maxexp":
-                return maxexp(m, eta)
+                return _at_least_one(m, eta)  # never negative here, and looking would stall a GPU
             case "gamma":
-                return gamma(m, 0.5 if self.gamma is None else self.gamma)
+                return _power(m, 0.5 if self.gamma is None else self.gamma)
             case "none":
                 return m

@@ -1,16 +1,12 @@
 """Second-order statistics in full precision, whatever autocast says around them."""
 
 import inspect
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec
 
 import torch
 from torch import Tensor
-
-from sosn.errors import UsageError
 
 P = ParamSpec("P")
 
@@ -38,10 +34,3 @@ def full_precision(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
             return function(*given.args, **given.kwargs)
 
     return wrapped
-
-
-def check_bf16() -> None:
-    """Refuse bf16 on a CPU whose bf16 convolutions kill the process, by letting a child process try one."""
-    program = "import torch; torch.nn.Conv2d(8, 8, 3).bfloat16()(torch.ones(1, 8, 9, 9).bfloat16()).sum().backward()"
-    if subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode:
-        raise UsageError("bf16 convolutions do not work on this CPU: use precision=fp32")

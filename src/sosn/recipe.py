@@ -9,15 +9,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from sosn.data import dataset_options
+from sosn.data import dataset_opener, dataset_options
 from sosn.data.augmentation import AugmentationSection
 from sosn.errors import UsageError
 from sosn.method import method_class
 from sosn.method.base import LossName
 from sosn.spelling import nearest
-from sosn.typed import annotations, check_options, parse
+from sosn.typed import annotations, check_options, defaults, parse
 
 RECIPE_FILE = "recipe.toml"
+FROM_IMAGES = ("channels", "input_size", "mean", "std")  # what a method takes from the training images unless it is told
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class ValidationSection:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides a run."""
+    """Everything that decides a run; options that are not given stand here with their defaults."""
 
     title: str = ""
     seed: int = 0
@@ -96,6 +97,11 @@ class Recipe:
     validation: ValidationSection = ValidationSection()
 
     def __post_init__(self) -> None:
+        dataset, method = defaults(dataset_opener(self.data.name)), defaults(method_class(self.model.method))
+        method = {key: value for key, value in method.items() if key not in FROM_IMAGES}
+        dataset.pop("split", None)
+        object.__setattr__(self, "data", replace(self.data, options=dataset | self.data.options))
+        object.__setattr__(self, "model", replace(self.model, options=method | self.model.options))
         for section, name, least in (
             (self.episodes, "episodes_per_step", 1), (self.training, "steps", 1), (self.training, "recalibrate", 0),
             (self.training, "warmup", 0), (self.training, "decay_every", 1), (self.training, "clip", 0),
@@ -106,6 +112,8 @@ class Recipe:
                 raise UsageError(f"{name} is {getattr(section, name)}; it must be {least} or more")
         if not 0 < self.training.learning_rate < math.inf:
             raise UsageError(f"learning_rate is {self.training.learning_rate}; it must be above 0")
+        if not 0 < self.training.decay_factor <= 1:
+            raise UsageError(f"decay_factor is {self.training.decay_factor}; it must lie between 0 and 1")
         if not 0 <= self.training.average < 1:
             raise UsageError(f"average is {self.training.average}; the decay must lie between 0 and 1")
         if self.validation.val_seed == self.validation.report_seed:

@@ -10,5 +10,6 @@ def generator(*key: str | int, device: torch.device | str = "cpu") -> torch.Gene
 
     Keys replace state: what step 1,000 draws does not depend on steps 1 to 999, so a resumed run draws the same.
     """
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    plain = tuple(part if isinstance(part, str) else int(part) for part in key)  # whole numbers of any kind
+    digest = hashlib.blake2b(repr(plain).encode(), digest_size=8).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from sosn.errors import UsageError
 from sosn.layers import block, run
 
+WIDTH, HIDDEN = 64, 8  # filters a block, units of the first fully connected layer
+
 
 class SimilarityNet(nn.Module):
     """Four blocks of 3×3 convolution (no padding), batch norm, ReLU and 2×2 max-pooling, then FC 8, ReLU, FC 1.
@@ -16,7 +18,7 @@ class SimilarityNet(nn.Module):
     64 → 31 → 14 → 6 → 2. Refuses matrices that are too small for four blocks.
     """
 
-    def __init__(self, channels: int, rows: int = 64, width: int = 64, hidden: int = 8) -> None:
+    def __init__(self, channels: int, rows: int = 64) -> None:
         super().__init__()
         side = rows
         for _ in range(4):
@@ -24,11 +26,11 @@ class SimilarityNet(nn.Module):
         if side < 1:
             raise UsageError(f"the similarity net needs matrices of 46 rows or more, not {rows}: use a wider encoder")
         layers: list[nn.Module] = []
-        for inputs in (channels, width, width, width):
-            layers += block(inputs, width, padding=0, pool=True)
+        for inputs in (channels, WIDTH, WIDTH, WIDTH):
+            layers += block(inputs, WIDTH, padding=0, pool=True)
         self.blocks = nn.Sequential(*layers)
         self.head = nn.Sequential(
-            nn.Flatten(), nn.Linear(width * side * side, hidden), nn.ReLU(), nn.Linear(hidden, 1)
+            nn.Flatten(), nn.Linear(WIDTH * side * side, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1)
         )  # fmt: skip
 
     def forward(self, descriptors: Tensor) -> Tensor:

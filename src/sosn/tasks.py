@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
-
 from sosn.data import open_bank
+from sosn.device import resolve_device
 from sosn.errors import UsageError
 from sosn.evaluation import Evaluation, evaluate
 from sosn.method.base import Statistics
@@ -36,8 +35,7 @@ def evaluate_model(
     """Evaluate a model by name or folder on the data it was trained for, or on other data."""
     method, recipe = load_with_recipe(model)
     settings, recipe = _settings(recipe, overrides)
-    device = "cuda" if settings.device == "auto" and torch.cuda.is_available() else settings.device
-    device = "cpu" if device == "auto" else device
+    device = resolve_device(settings.device)
     bank = open_bank(recipe.data.name, settings.split, recipe.data.min_images, **recipe.data.options).to(device)
     result = evaluate(
         method.to(device), bank, settings.way, settings.shot, settings.query, settings.episodes, settings.seed,
@@ -53,11 +51,15 @@ def _settings(recipe: Recipe, overrides: Sequence[str]) -> tuple[EvaluationSetti
         if not key or not text:
             raise UsageError(f"{word!r} is no key=value: write for instance shot=5")
     known = annotations(EvaluationSettings)
-    own = check_options({k: parse(t) for k, t in pairs if not k.startswith("data.")}, known, "eval")
-    about_data = [f"{key}={text}" for key, text in pairs if key.startswith("data.") or key == "data"]
+    own = check_options({k: parse(t) for k, t in pairs if not _about_data(k)}, known, "eval")
+    about_data = [f"{key}={text}" for key, text in pairs if _about_data(key) or key == "data"]
     recipe = override(recipe, about_data)
     defaults = EvaluationSettings(
         recipe.val_way, recipe.val_shot, recipe.validation.val_query, recipe.validation.report_episodes,
         recipe.validation.report_seed, data=recipe.data.name,
     )  # fmt: skip
     return replace(defaults, **own), recipe
+
+
+def _about_data(key: str) -> bool:
+    return key.startswith("data.") or key == "min_images"

@@ -54,6 +54,12 @@ def annotations(function: Callable[..., Any], *, without: Sequence[str] = ()) ->
     return {name: hints[name] for name in names if name in hints and name not in without}
 
 
+def defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    """Default values of a function's or class's parameters."""
+    parameters = inspect.signature(function).parameters.values()
+    return {one.name: one.default for one in parameters if one.default is not inspect.Parameter.empty}
+
+
 def check_options(given: Mapping[str, Any], known: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Hold a table against annotations: unknown names and ill-typed values are refused."""
     for name in given:

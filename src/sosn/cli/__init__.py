@@ -17,3 +17,6 @@ def main() -> None:
     except SosnError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UsageError) else 1)
+    except OSError as error:  # a disk, folder or file that does not do what it should
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)

@@ -83,11 +83,13 @@ def train(
         with RichProgress() as progress:
             result = run_training(resolved, out, resume, progress)
     except KeyboardInterrupt:
-        console.print(f"stopped; `sosn train {recipe} --out {out} --resume` with the same overrides goes on from here")
+        console.print(
+            f"stopped; `sosn train {recipe} --out {out} --resume` with the same overrides goes on from the last checkpoint"
+        )
         raise typer.Exit(1) from None
     figures = result.evaluation.to_json() if result.evaluation else {}
     if as_json:
-        _print_json({"folder": str(out), "split": "val", "seconds": result.seconds, **figures})
+        _print_json({"folder": str(out), "split": "val" if figures else None, "seconds": result.seconds, **figures})
     elif result.evaluation:
         judged = result.evaluation
         typer.echo(f"{judged}  {judged.way}-way {judged.shot}-shot on validation classes, {judged.episodes} episodes")

@@ -63,6 +63,7 @@ class RichProgress:
         seconds = time.monotonic() - self.began
         if best:
             self.best = f"val {100 * result.accuracy:.2f}%"
+            self.step(step, None)
         mark = "  best so far" if best else ""
         console.print(f"step {step}/{self.total}  {self.loss}  validation {result}{mark}  ({seconds:.0f} s)")
 
@@ -83,10 +84,10 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def show_models(cards: dict[str, dict[str, Any]]) -> None:
-    table = _table("Models in the package", "name", "what it knows", "5-way 1-shot", "measured on")
+    table = _table("Models in the package", "name", "what it knows", "accuracy", "measured on")
     for name, card in cards.items():
         accuracy = f"{100 * card['accuracy']:.2f} ± {100 * card['ci95']:.2f}%"
-        table.add_row(name, card["title"], accuracy, f"{card['data']} {card['split']}, {card['episodes']} episodes")
+        table.add_row(name, card["title"], accuracy, f"{card['data']} {card['split']}, {card['way']}-way {card['shot']}-shot")
     Console().print(table)
 
 

@@ -35,6 +35,11 @@ def _find(name: str) -> tuple[Callable[..., Bank], tuple[str, ...]]:
     return DATASETS[kind], (place,) if place else ()
 
 
+def dataset_opener(name: str) -> Callable[..., Bank]:
+    """The function that opens a dataset."""
+    return _find(name)[0]
+
+
 def dataset_options(name: str) -> dict[str, Any]:
     """Options of a dataset and their types."""
     return annotations(_find(name)[0], without=("path", "split", "return"))
@@ -47,4 +52,4 @@ def open_bank(name: str, split: str, min_images: int = 0, **options: Any) -> Ban
     return bank.with_at_least(min_images) if min_images else bank
 
 
-__all__ = ["DATASETS", "Bank", "EpisodeSampler", "dataset_options", "open_bank"]
+__all__ = ["DATASETS", "Bank", "EpisodeSampler", "dataset_opener", "dataset_options", "open_bank"]

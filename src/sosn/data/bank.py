@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -128,6 +129,7 @@ class Bank:
         ]
         return means, [max(spread, 1e-3) for spread in spreads]
 
+    @cached_property
     def fingerprint(self) -> str:
         """A short digest of class names, counts and pixels: two banks with the same one give the same episodes."""
         digest = hashlib.blake2b("\0".join(self.names).encode(), digest_size=8)

@@ -42,10 +42,22 @@ def folder(
         if not (root / split).is_dir():
             present = [name for name in SPLITS if (root / name).is_dir()]
             raise MissingSplitError(f"folder {str(root)!r} has {', '.join(present)} and no {split!r}: add that folder")
+        _refuse_shared(root)
         classes = _class_folders(root / split)
     else:
         classes = _split_classes(_class_folders(root), split, split_seed, val_share, test_share)
     return Bank.from_classes({entry.name: _read_class(entry, size, channels) for entry in classes})
+
+
+def _refuse_shared(root: Path) -> None:
+    """A class that stands in two splits would be known before it is judged."""
+    seen: dict[str, str] = {}
+    for split in (name for name in SPLITS if (root / name).is_dir()):
+        for entry in _class_folders(root / split):
+            if seen.setdefault(entry.name, split) != split:
+                raise DataError(
+                    f"class {entry.name!r} stands in {seen[entry.name]} and in {split} of {str(root)!r}: keep it in one"
+                )
 
 
 def _class_folders(root: Path) -> list[Path]:

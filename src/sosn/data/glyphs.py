@@ -6,7 +6,6 @@ always called so. The same seed gives the same images.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +14,6 @@ from sosn.data.bank import Bank
 from sosn.errors import UsageError
 from sosn.seeding import generator
 
-Split = Literal["train", "val", "test"]
 STROKES, CONTROLS, POINTS = 5, 5, 72  # most strokes a character, control points a stroke, points drawn along it
 
 

@@ -22,7 +22,7 @@ class EpisodeSampler:
             if value < least:
                 raise UsageError(f"{name} is {value}; it must be {least} or more")
         if way > len(bank.names):
-            raise DataError(f"{way}-way episodes need {way} classes and there are {len(bank.names)}: lower --way")
+            raise DataError(f"{way}-way episodes need {way} classes and there are {len(bank.names)}: lower way")
         self.bank, self.way, self.shot, self.query = bank, way, shot, query
         self._columns = torch.arange(int(bank.counts.max()), device=bank.device)
         self._labels = torch.arange(way, device=bank.device).repeat_interleave(query)

@@ -23,8 +23,6 @@ class Method(nn.Module, ABC):
     """A few-shot learner: `method(episode)` gives scores E×Q×L, higher where query and class are more alike."""
 
     name: ClassVar[str]
-    transductive: ClassVar[bool] = False  # do queries of one episode influence each other's answers?
-    adapts: ClassVar[bool] = False  # do parameters change at test time?
 
     preprocessing: Preprocessing
     config: dict[str, Any]  # the constructor's arguments, saved with the weights
@@ -41,7 +39,8 @@ class Method(nn.Module, ABC):
         """Scores E×Q×L.
 
         statistics="running" leaves batch norm in the mode the module is in. "batch" is the authors' transductive way: each
-        episode is normalised by its own support images, query images and pairs; nothing is remembered of them.
+        episode is normalised by its own support images, query images and pairs, one episode after the other; nothing is
+        remembered of them.
         """
         if statistics == "running":
             return self.score(full(self.logits(episode)))

@@ -75,19 +75,20 @@ def episode_figure(episode: Episode, scores: Tensor, names: Sequence[str]) -> Fi
 def matrix_figure(method: SoSN, image: Tensor) -> Figure:
     """An image (C, H, W), its second-order matrix, and what power normalisation makes of it."""
     with torch.inference_mode():
-        features = method.encoder(method.preprocessing(image[None], method.dtype)).flatten(2)
+        features = method.encoder(method.preprocessing(image[None].to(method.device), method.dtype)).flatten(2)
         relation = method.relation
-        matrix = trace_normalise(autocorrelation(features, relation.shift))
+        matrix = autocorrelation(features, relation.shift)
+        matrix = trace_normalise(matrix) if relation.trace_normalise else matrix
         normed = relation.power_norm(matrix, features.shape[-1])
     figure = Figure((9, 3), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     _image(left, image)
     left.set(title="query", xticks=[], yticks=[])
     for axes, values, title in (
-        (middle, matrix, "M / (Tr M + λ)"),
+        (middle, matrix, "M / (Tr M + λ)" if relation.trace_normalise else "M"),
         (right, normed, f"after {relation.power_norm.name}"),
     ):
-        shown = axes.imshow(values[0].numpy(), cmap="magma", interpolation="nearest")
+        shown = axes.imshow(values[0].cpu().numpy(), cmap="magma", interpolation="nearest")
         axes.set(title=title, xticks=[], yticks=[])
         figure.colorbar(shown, ax=axes, shrink=0.8)
     return figure

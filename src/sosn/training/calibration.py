@@ -12,9 +12,9 @@ from sosn.method.base import Method, batch_norms
 def update_average(average: dict[str, Tensor], module: nn.Module, decay: float, step: int) -> None:
     """Moving average of the parameters, in place: a ← d·a + (1−d)·w, with a smaller d in the first steps."""
     warm = min(decay, (1 + step) / (10 + step))
-    names, weights = zip(*module.named_parameters(), strict=True)
     with torch.no_grad():
-        torch._foreach_lerp_([average[name] for name in names], list(weights), 1 - warm)
+        for name, weight in module.named_parameters():
+            average[name].lerp_(weight, 1 - warm)
 
 
 @torch.no_grad()

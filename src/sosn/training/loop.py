@@ -15,18 +15,19 @@ from torch.utils.tensorboard import SummaryWriter
 
 from sosn.data import Bank, EpisodeSampler, open_bank
 from sosn.data.augmentation import augment
+from sosn.device import check_bf16, resolve_device
 from sosn.episode import Episode
-from sosn.errors import MissingSplitError, TrainingError
+from sosn.errors import DataError, MissingSplitError, TrainingError, UsageError
 from sosn.evaluation import Evaluation, evaluate
 from sosn.files import write_atomically
 from sosn.method import Method, method_class
-from sosn.precision import check_bf16
 from sosn.recipe import Recipe
 from sosn.seeding import generator
 from sosn.storage import load_method, load_tensors, restore, save_method, save_tensors
 from sosn.training.calibration import recalibrate, update_average
 from sosn.training.run import Run
 from sosn.training.schedule import learning_rate
+from sosn.typed import annotations
 
 SAVE_SECONDS = 60.0  # longest time between two checkpoints
 LOG_STEPS = 20  # steps between two lines of metrics
@@ -62,12 +63,18 @@ class TrainingResult:
 
 def build(recipe: Recipe, bank: Bank) -> Method:
     """The method of a recipe, fitted to the images of a bank, with weights from the recipe's seed."""
+    wanted, kind = recipe.model.options, method_class(recipe.model.method)
     options: dict[str, Any] = {"channels": bank.channels, "input_size": bank.size}
-    if recipe.data.standardise:
-        options["mean"], options["std"] = bank.mean_std()
+    if recipe.data.standardise and "mean" in annotations(kind) and not {"mean", "std"} & wanted.keys():
+        mean, std = bank.mean_std()
+        mean = [1 - value for value in mean] if wanted.get("polarity") == "inverted" else mean  # it is applied after that
+        channels = wanted.get("channels", bank.channels)
+        if channels != len(mean):  # grey images for a model of colour, or the other way
+            mean, std = ([sum(values) / len(values)] * channels for values in (mean, std))
+        options |= {"mean": mean, "std": std}
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(generator("weights", recipe.seed).initial_seed())
-        return method_class(recipe.model.method)(**options | recipe.model.options)
+        torch.default_generator.manual_seed(generator("weights", recipe.seed).initial_seed())
+        return kind(**options | wanted)
 
 
 def open_split(recipe: Recipe, split: str) -> Bank:
@@ -96,8 +103,13 @@ class Trainer:
             self.val_bank = None
             progress.say(f"{error}: the weights of the last step will be kept")
         if self.val_bank is not None:  # refuse sizes that validation cannot use before anything is trained
-            EpisodeSampler(self.val_bank, recipe.val_way, recipe.val_shot, recipe.validation.val_query)
+            try:
+                EpisodeSampler(self.val_bank, recipe.val_way, recipe.val_shot, recipe.validation.val_query)
+            except DataError as error:
+                raise DataError(f"for validation (val_way, val_shot, val_query): {error}") from error
         self.method = build(recipe, train_bank).to(device)
+        if not self.method.parameter_count():
+            raise UsageError(f"method {recipe.model.method!r} has nothing to train")
         self.judged = copy.deepcopy(self.method)  # takes the weights that are validated and kept
         self.average = {name: weight.detach().clone() for name, weight in self.method.named_parameters()}
         training = recipe.training
@@ -122,7 +134,8 @@ class Trainer:
         episode = self.episode("train", self.step)
         self.method.train()
         self.optimizer.zero_grad()
-        loss: Tensor = self.module.loss(episode, training.loss)
+        with self.fabric.autocast():  # Fabric applies it by itself to forward alone
+            loss: Tensor = self.module.loss(episode, training.loss)
         self.fabric.backward(loss)
         if training.clip:
             self.fabric.clip_gradients(self.module, self.optimizer, max_norm=training.clip, error_if_nonfinite=False)
@@ -135,6 +148,7 @@ class Trainer:
     def judge(self) -> Evaluation | None:
         """Validate the current weights, and keep them if they are the best so far or there is nothing to judge them by."""
         recipe = self.recipe
+        self.check_weights()
         with torch.no_grad():
             self.judged.load_state_dict(self.method.state_dict())
             if recipe.training.average:
@@ -158,8 +172,8 @@ class Trainer:
         )
         best = result.accuracy > self.best
         if best:
-            self.best = result.accuracy
             self.keep(result.to_json())
+            self.best = result.accuracy
         self.progress.validation(self.step, result, best)
         return result
 
@@ -170,9 +184,7 @@ class Trainer:
 
     def save(self) -> None:
         """Write all that is needed to go on from here. Refuses weights that are not finite, so the last good ones stay."""
-        for name, weight in self.method.named_parameters():
-            if not torch.isfinite(weight).all():
-                raise TrainingError(self._not_finite(f"weight {name!r}"))
+        self.check_weights()
         tensors = {f"method.{name}": value for name, value in self.method.state_dict().items()}
         tensors |= {f"average.{name}": value for name, value in self.average.items()}
         for number, state in self.optimiser.state_dict()["state"].items():
@@ -196,6 +208,11 @@ class Trainer:
         self.optimiser.load_state_dict({"state": state, "param_groups": self.optimiser.state_dict()["param_groups"]})
         self.step, self.best = int(about["step"]), float(about["best"])
 
+    def check_weights(self) -> None:
+        for name, value in self.method.state_dict().items():
+            if not torch.isfinite(value).all():
+                raise TrainingError(self._not_finite(f"{name!r}"))
+
     def check(self, loss: float) -> None:
         if not math.isfinite(loss):
             raise TrainingError(self._not_finite("loss"))
@@ -208,11 +225,11 @@ class Trainer:
 
 def _fabric(recipe: Recipe) -> Fabric:
     wanted = recipe.training
-    accelerator = "cuda" if wanted.device == "auto" and torch.cuda.is_available() else wanted.device
-    accelerator = "cpu" if accelerator == "auto" else accelerator
-    if wanted.precision == "bf16" and accelerator == "cpu":
+    device = resolve_device(wanted.device)
+    if wanted.precision == "bf16" and device.type == "cpu":
         check_bf16()
-    return Fabric(accelerator=accelerator, devices=1, precision="bf16-mixed" if wanted.precision == "bf16" else "32-true")
+    devices = 1 if device.index is None else [device.index]
+    return Fabric(accelerator=device.type, devices=devices, precision="bf16-mixed" if wanted.precision == "bf16" else "32-true")
 
 
 def train(recipe: Recipe, out: Path, resume: bool = False, progress: Progress | None = None) -> TrainingResult:
@@ -222,25 +239,27 @@ def train(recipe: Recipe, out: Path, resume: bool = False, progress: Progress | 
     """
     began = time.monotonic()
     progress = progress or Silent()
-    run = Run.resume(out, recipe) if resume else Run.create(out, recipe)
-    trainer = Trainer(recipe, run, progress)
-    if resume and run.checkpoint.exists():
+    run = Run(out)
+    run.check_same(recipe) if resume else run.check_new()
+    trainer = Trainer(recipe, run, progress)  # refuses what cannot be trained before anything is written
+    if not resume:
+        run.create(recipe)
+    elif run.checkpoint.exists():
         trainer.load()
     run.forget_after(trainer.step)
     board = SummaryWriter(str(run.folder), purge_step=trainer.step)
     progress.start(trainer.step, recipe.training.steps, recipe.episodes.episodes_per_step)
     try:
         _steps(trainer, board)
-    except KeyboardInterrupt:
-        trainer.save()
-        raise
     finally:
         board.close()
     method, _ = load_method(run.weights)
     method.to(trainer.fabric.device)
     result = None if trainer.val_bank is None else report(recipe, method, trainer.val_bank)
     seconds = time.monotonic() - began
-    summary = {"split": "val", "seconds": round(seconds, 1), "step": trainer.step} | (result.to_json() if result else {})
+    summary = {"split": "val" if result else None, "seconds": round(seconds, 1), "step": trainer.step} | (
+        result.to_json() if result else {}
+    )
     write_atomically(run.result, (json.dumps(summary, indent=2) + "\n").encode())
     return TrainingResult(run.folder, method, result, seconds)
 

@@ -1,6 +1,7 @@
 """A run folder: the resolved recipe, versions, metrics as JSON lines, weights, checkpoint, TensorBoard events."""
 
 import json
+import math
 import platform
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 
 import sosn
+from sosn.device import machine
 from sosn.errors import SosnError, UsageError
 from sosn.files import write_atomically
 from sosn.recipe import RECIPE_FILE, Recipe, load_recipe, without_place
@@ -28,46 +30,47 @@ class Run:
         self.metrics = folder / METRICS_FILE
         self.result = folder / RESULT_FILE
 
-    @classmethod
-    def create(cls, folder: Path, recipe: Recipe) -> "Run":
-        """A new run folder; refuses one that holds a run already."""
-        if (folder / RECIPE_FILE).exists():
-            raise UsageError(f"{str(folder)!r} holds a run already: add --resume to go on with it, or choose another --out")
+    def check_new(self) -> None:
+        """Refuse a folder that holds a run already."""
+        if (self.folder / RECIPE_FILE).exists():
+            raise UsageError(
+                f"{str(self.folder)!r} holds a run already: add --resume to go on with it, or choose another --out"
+            )
+
+    def check_same(self, recipe: Recipe) -> None:
+        """Refuse to go on with a run under another recipe than the one it was started with."""
+        if not (self.folder / RECIPE_FILE).exists():
+            raise UsageError(f"there is no run to resume in {str(self.folder)!r}: leave out --resume, or give its --out")
+        before, now = (_flat(without_place(one).to_table()) for one in (load_recipe(str(self.folder)), recipe))
+        for key in sorted(before.keys() | now.keys()):
+            old, new = before.get(key), now.get(key)
+            if old != new:
+                raise UsageError(
+                    f"the run in {str(self.folder)!r} has {key}={old!r}, not {new!r}: resume it with its own recipe, or "
+                    "start another with another --out"
+                )
+
+    def create(self, recipe: Recipe) -> None:
+        """Make the folder and say in it what runs."""
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise SosnError(f"cannot make the run folder {str(folder)!r} ({error.strerror}): choose another --out") from error
+            raise SosnError(
+                f"cannot make the run folder {str(self.folder)!r} ({error.strerror}): choose another --out"
+            ) from error
         about = {
             "seed": recipe.seed,
             "versions": {"sosn": sosn.__version__, "torch": torch.__version__, "python": platform.python_version()},
-            "machine": {"platform": platform.platform(), "threads": torch.get_num_threads()},
+            "machine": {"platform": platform.platform(), "device": machine()},
         }
-        write_atomically(folder / "run.json", (json.dumps(about, indent=2) + "\n").encode())
-        write_atomically(folder / RECIPE_FILE, recipe.to_toml().encode())
-        return cls(folder)
-
-    @classmethod
-    def resume(cls, folder: Path, recipe: Recipe) -> "Run":
-        """The run in a folder; refuses another recipe than the one it was started with."""
-        if not (folder / RECIPE_FILE).exists():
-            raise UsageError(f"there is no run to resume in {str(folder)!r}: leave out --resume, or give its --out")
-        before = without_place(load_recipe(str(folder))).to_table()
-        now = without_place(recipe).to_table()
-        for section, values in before.items():
-            pairs = ((f"{section}.{key}", value, now[section].get(key)) for key, value in values.items()) if isinstance(
-                values, dict) else ((section, values, now[section]),)  # fmt: skip
-            for key, old, new in pairs:
-                if old != new:
-                    raise UsageError(
-                        f"the run in {str(folder)!r} has {key}={old!r}, not {new!r}: resume it with its own recipe"
-                    )
-        return cls(folder)
+        write_atomically(self.folder / "run.json", (json.dumps(about, indent=2) + "\n").encode())
+        write_atomically(self.folder / RECIPE_FILE, recipe.to_toml().encode())
 
     def forget_after(self, step: int) -> None:
         """Drop metrics of steps that a resumed run will take again."""
         if self.metrics.exists():
             lines = self.metrics.read_text().splitlines(keepends=True)
-            kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+            kept = [line for line in lines if _step(line) <= step]
             write_atomically(self.metrics, "".join(kept).encode())
 
     def record(self, **values: Any) -> None:
@@ -79,3 +82,19 @@ class Run:
             raise SosnError(
                 f"cannot write {str(self.metrics)!r} ({error.strerror}); the last checkpoint is untouched"
             ) from error
+
+
+def _step(line: str) -> float:
+    """The step of a line of metrics; a line cut short belongs to no step that counts."""
+    try:
+        return float(json.loads(line)["step"]) if line.endswith("\n") else math.inf
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+def _flat(table: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's table with keys such as training.steps."""
+    flat: dict[str, Any] = {}
+    for section, values in table.items():
+        flat |= {f"{section}.{key}": value for key, value in values.items()} if isinstance(values, dict) else {section: values}
+    return flat

@@ -1,0 +1,35 @@
+"""Where the work is done."""
+
+import subprocess
+import sys
+
+import torch
+
+from sosn.errors import UsageError
+
+
+def resolve_device(name: str) -> torch.device:
+    """A device by name; auto is the GPU if there is one. Refuses what is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"device is {name!r}; choose auto, cpu or cuda") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"device is {name!r}; choose auto, cpu or cuda")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"device is {name!r} and there are {torch.cuda.device_count()} GPUs here: use device=cpu")
+    return device
+
+
+def machine() -> str:
+    """What computes here, in a few words."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
+
+
+def check_bf16() -> None:
+    """Refuse bf16 on a CPU whose bf16 convolutions kill the process, by letting a child process try one."""
+    program = "import torch; torch.nn.Conv2d(8, 8, 3).bfloat16()(torch.ones(1, 8, 9, 9).bfloat16()).sum().backward()"
+    if subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode:
+        raise UsageError("bf16 convolutions do not work on this CPU: use precision=fp32")
