@@ -20,16 +20,18 @@ format: .venv/.tested
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv demo-report
+	rm -rf .venv demo-report .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-$(BIN)/python:
+.venv/.made:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "sosn needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
+	rm -rf .venv
 	$(PYTHON) -m venv .venv
+	touch $@
 
-.venv/.installed: pyproject.toml constraints.txt | $(BIN)/python
+.venv/.installed: pyproject.toml constraints.txt | .venv/.made
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
 	touch $@
 
-.venv/.tested: pyproject.toml constraints.txt | $(BIN)/python
+.venv/.tested: pyproject.toml constraints.txt | .venv/.made
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@ .venv/.installed

@@ -10,6 +10,10 @@ import json
 from importlib import resources
 from pathlib import Path
 
+import torch
+
+import sosn
+from sosn.device import machine
 from sosn.memory import keep_freed_memory
 from sosn.models import load_with_recipe, model_path, pack
 from sosn.tasks import evaluate_model
@@ -36,6 +40,7 @@ def main() -> None:
         "data": settings.data,
         "split": settings.split,
         **result.to_json(),
+        "measured_with": {"machine": machine(), "sosn": sosn.__version__, "torch": torch.__version__},
         "parameters": method.parameter_count(),
         "bytes": target.stat().st_size,
         "recipe": recipe.to_table(),

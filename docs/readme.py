@@ -5,6 +5,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import torch
+from scipy import stats
+
+from sosn.evaluation import mean_ci95
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -15,11 +20,16 @@ def fill(text: str) -> str:
     text = _put(text, "demo.pixels", f"{100 * demo['pixels']:.1f}")
     text = _put(text, "demo.seconds", f"{demo['seconds']:.0f}")
     text = _put(text, "power-norm.seeds", str(len(norms["seeds"])))
-    rows = ["| norm | accuracy, % | SigmE minus this, points, by seed | p-values (paired) |", "|---|---|---|---|"]
+    rows = ["| norm | accuracy, % | SigmE minus this, points | by seed | p |", "|---|---|---|---|---|"]
     for row in norms["rows"]:
-        ahead = ", ".join(f"{100 * difference:+.2f}" for difference in row.get("first_minus_this", []))
-        chances = ", ".join(f"{p:.2g}" for p in row.get("p_values", []))
-        rows.append(f"| {row['norm']} | {_accuracy(row, 2)} | {ahead} | {chances} |")
+        mean, half = mean_ci95(torch.tensor(row["by_seed"], dtype=torch.float64))
+        cells = [row["norm"], _percent(mean, half, 2), "", "", ""]
+        if "first_minus_this" in row:
+            by_seed = row["first_minus_this"]
+            cells[2] = _percent(*mean_ci95(torch.tensor(by_seed, dtype=torch.float64)), 2)
+            cells[3] = ", ".join(f"{100 * difference:+.2f}" for difference in by_seed)
+            cells[4] = f"{stats.ttest_1samp(by_seed, 0).pvalue:.2f}"
+        rows.append(f"| {' | '.join(cells)} |")
     text = _put(text, "power-norm", "\n" + "\n".join(rows) + "\n")
     shown = _accuracy(_read("src/sosn/models/glyphs.json"), 2)
     return re.sub(r"# [\d.]+ ± [\d.]+%: mean and", f"# {shown}%: mean and", text)
@@ -31,7 +41,11 @@ def _read(name: str) -> dict[str, Any]:
 
 
 def _accuracy(figures: dict[str, Any], digits: int) -> str:
-    return f"{100 * figures['accuracy']:.{digits}f} ± {100 * figures['ci95']:.{digits}f}"
+    return _percent(figures["accuracy"], figures["ci95"], digits)
+
+
+def _percent(mean: float, half: float, digits: int) -> str:
+    return f"{100 * mean:.{digits}f} ± {100 * half:.{digits}f}"
 
 
 def _put(text: str, name: str, value: str) -> str:
