@@ -380,3 +380,48 @@ def test_a_class_in_two_splits_is_refused(tmp_path: Path) -> None:
         make_classes(tmp_path / split, ["shared", split])
     with pytest.raises(DataError, match="class 'shared' stands in train and in test"):
         folder(str(tmp_path), "train")
+
+
+def write_list(tmp_path: Path, rows: list[str]) -> str:
+    make_classes(tmp_path / "pictures", [f"kind{number}" for number in range(4)], images=4)
+    files = sorted((tmp_path / "pictures").rglob("*.*"))
+    lines = [rows[0], *(row.format(file=file.relative_to(tmp_path)) for row, file in zip(rows[1:], files, strict=False))]
+    (tmp_path / "list.csv").write_text("\n".join(lines) + "\n")
+    return str(tmp_path / "list.csv")
+
+
+def test_a_list_of_files_gives_classes_groups_and_splits(tmp_path: Path) -> None:
+    rows = ["path,label,group,split"]
+    rows += [f"{{file}},{'ab'[n // 8]},{n // 2},{('train', 'val')[n // 8]}" for n in range(16)]
+    listed = write_list(tmp_path, rows)
+    bank = folder(listed, "train", size=8)
+    assert bank.names == ("a",)
+    assert bank.groups is not None
+    assert bank.groups.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert folder(listed, "val", size=8).names == ("b",)
+    with pytest.raises(MissingSplitError, match="and no 'test'"):
+        folder(listed, "test", size=8)
+
+
+def test_a_list_without_splits_is_split_by_class(tmp_path: Path) -> None:
+    listed = write_list(tmp_path, ["path,label", *(f"{{file}},{n % 5}" for n in range(15))])
+    names = [set(folder(listed, split, size=8).names) for split in ("train", "val", "test")]
+    assert sorted(map(len, names)) == [1, 1, 3]
+    assert set.union(*names) == set("01234")
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (["file,label", "{file},a"], "path and label are needed"),
+        (["path,label,split", "{file},a,training"], "line 2"),
+        (["path,label", "{file},"], "line 2"),
+        (["path,label,split", "{file},a,train", "{file},a,test"], "class 'a' stands in train and in test"),
+        (["path,label,split", "nowhere.png,a,train"], "nowhere.png"),
+    ],
+)
+def test_a_bad_list_is_refused(tmp_path: Path, rows: list[str], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        folder(write_list(tmp_path, rows), "train", size=8)
+    with pytest.raises(DataError, match="there is no file"):
+        folder(str(tmp_path / "missing.csv"))

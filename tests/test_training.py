@@ -34,6 +34,18 @@ def tiny(*words: str) -> Recipe:
     return override(load_recipe("glyphs-5w1s"), [*TINY, *words])
 
 
+@pytest.fixture
+def trainer(tmp_path: Path) -> Trainer:
+    """A run that has taken one step and saved it."""
+    recipe = tiny("steps=6", "every=2")
+    run = Run(tmp_path / "run")
+    run.create(recipe)
+    trainer = Trainer(recipe, run, Silent())
+    trainer.advance()
+    trainer.save()
+    return trainer
+
+
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
@@ -206,14 +218,8 @@ def test_recalibration_gives_batch_norm_the_average_statistics_of_its_inputs() -
     assert not model.training
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
-    recipe = tiny("steps=6", "every=2")
-    run = Run(tmp_path / "run")
-    run.create(recipe)
-    trainer = Trainer(recipe, run, Silent())
-    trainer.advance()
-    trainer.save()
-    good = run.checkpoint.read_bytes()
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(trainer: Trainer) -> None:
+    run, good = trainer.run, trainer.run.checkpoint.read_bytes()
     with torch.no_grad():
         next(trainer.method.parameters()).fill_(torch.nan)
     with pytest.raises(TrainingError, match="lower learning_rate"):
@@ -245,14 +251,8 @@ def test_a_checkpoint_of_another_architecture_is_refused(tmp_path: Path) -> None
         train(recipe, tmp_path / "other", resume=True)
 
 
-def test_a_disk_that_is_full_ends_the_run_and_keeps_what_was_saved(tmp_path: Path) -> None:
-    recipe = tiny("steps=6", "every=2")
-    run = Run(tmp_path / "run")
-    run.create(recipe)
-    trainer = Trainer(recipe, run, Silent())
-    trainer.advance()
-    trainer.save()
-    good = run.checkpoint.read_bytes()
+def test_a_disk_that_is_full_ends_the_run_and_keeps_what_was_saved(trainer: Trainer) -> None:
+    run, good = trainer.run, trainer.run.checkpoint.read_bytes()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))  # a write beyond this fails as on a full disk
     try:
@@ -353,17 +353,12 @@ def test_a_model_of_colour_can_be_trained_on_grey_images() -> None:
     assert model.preprocessing.mean.numel() == 3
 
 
-def test_weights_that_are_not_finite_never_become_the_model(tmp_path: Path) -> None:
-    recipe = tiny("steps=4", "every=2")
-    run = Run(tmp_path / "run")
-    run.create(recipe)
-    trainer = Trainer(recipe, run, Silent())
-    trainer.advance()
+def test_weights_that_are_not_finite_never_become_the_model(trainer: Trainer) -> None:
     with torch.no_grad():
         next(trainer.method.parameters()).fill_(torch.nan)
     with pytest.raises(TrainingError, match="not finite"):
         trainer.judge()
-    assert not run.weights.exists()
+    assert not trainer.run.weights.exists()
 
 
 def test_a_method_without_parameters_is_not_trained(tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
-"""Anybody's own images: a folder of classes, each a folder of image files."""
+"""Anybody's own images: a folder of classes, each a folder of image files, or a list of files."""
 
+import csv
 import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,63 +29,109 @@ def folder(
     val_share: float = 0.2,
     test_share: float = 0.2,
 ) -> Bank:
-    """Images under path/train, path/val and path/test, a folder a class; or path/CLASS, split by class with a seed.
+    """Images of a folder of folders, one for each class, or of a CSV file with the columns path, label[, group][, split].
 
-    Images are resized, antialiased, to size×size. A missing folder, an empty class and an unreadable file are refused.
+    Splits are the folders path/train, path/val and path/test or the column split; without them classes are split with a seed.
+    Images are resized, antialiased, to size×size. A missing folder, an empty class, an unreadable file and a class in two
+    splits are refused.
     """
     if size < 1 or channels not in (1, 3):
         raise UsageError(f"size is {size} and channels {channels}; a size of 1 or more and 1 (grey) or 3 (colour) are needed")
     if not (val_share >= 0 and test_share >= 0 and val_share + test_share < 1):
         raise UsageError(f"val_share={val_share} and test_share={test_share}; both are 0 or more and leave some for train")
-    root = Path(path)
-    if not root.is_dir():
-        raise DataError(f"there is no folder {str(root)!r}: give one that holds a folder of images for each class")
     if split not in SPLITS:
         raise UsageError(f"split is {split!r}; choose train, val or test")
-    if any((root / name).is_dir() for name in SPLITS):
-        if not (root / split).is_dir():
-            present = [name for name in SPLITS if (root / name).is_dir()]
-            raise MissingSplitError(f"folder {str(root)!r} has {', '.join(present)} and no {split!r}: add that folder")
-        _refuse_shared(root)
-        classes = _class_folders(root / split)
-    else:
-        classes = _split_classes(_class_folders(root), split, split_seed, val_share, test_share)
-    return Bank.from_classes({entry.name: _read_class(entry, size, channels) for entry in classes})
+    root = Path(path)
+    pictures = _from_list(root) if root.suffix.lower() == ".csv" else _from_folders(root)
+    homes = _splits(pictures, path)
+    named = [name for name in SPLITS if name in homes.values()]
+    if not named:
+        homes = _split_classes(sorted(homes), split_seed, val_share, test_share)
+    chosen = [picture for picture in pictures if homes[picture.label] == split]
+    if not chosen and named:
+        raise MissingSplitError(f"{path!r} has {', '.join(named)} and no {split!r}: add its images")
+    if not chosen:
+        raise MissingSplitError(f"{len(homes)} classes leave none for {split!r}: add classes or change {split}_share")
+    return _bank(chosen, size, channels)
 
 
-def _refuse_shared(root: Path) -> None:
-    """A class that stands in two splits would be known before it is judged."""
-    seen: dict[str, str] = {}
-    for split in (name for name in SPLITS if (root / name).is_dir()):
-        for entry in _class_folders(root / split):
-            if seen.setdefault(entry.name, split) != split:
+@dataclass(frozen=True)
+class _Picture:
+    file: Path
+    label: str
+    split: str = ""
+    group: str = ""
+
+
+def _from_folders(root: Path) -> list[_Picture]:
+    if not root.is_dir():
+        raise DataError(f"there is no folder {str(root)!r}: give one that holds a folder of images for each class")
+    named = [name for name in SPLITS if (root / name).is_dir()]
+    pictures: list[_Picture] = []
+    for split in named or [""]:
+        classes = _visible(root / split, Path.is_dir)
+        if not classes:
+            raise DataError(f"folder {str(root / split)!r} has no folders in it: it needs one for each class")
+        for entry in classes:
+            files = _visible(entry, Path.is_file)
+            if not files:
+                raise DataError(f"class {entry.name!r} has no images in {str(entry)!r}: add some or remove the folder")
+            pictures += [_Picture(file, entry.name, split) for file in files]
+    return pictures
+
+
+def _visible(root: Path, kind: Callable[[Path], bool]) -> list[Path]:
+    return sorted(entry for entry in root.iterdir() if kind(entry) and not entry.name.startswith("."))
+
+
+def _from_list(path: Path) -> list[_Picture]:
+    if not path.is_file():
+        raise DataError(f"there is no file {str(path)!r}: give a CSV with the columns path, label[, group][, split]")
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = csv.DictReader(file)
+        if not {"path", "label"} <= set(rows.fieldnames or ()):
+            raise DataError(f"{str(path)!r} has the columns {rows.fieldnames}; path and label are needed")
+        pictures = []
+        for number, row in enumerate(rows, 2):
+            if not row["path"] or not row["label"]:
                 raise DataError(
-                    f"class {entry.name!r} stands in {seen[entry.name]} and in {split} of {str(root)!r}: keep it in one"
+                    f"line {number} of {str(path)!r} has path {row['path']!r} and label {row['label']!r}: give both"
                 )
+            if (row.get("split") or "train") not in SPLITS:
+                raise DataError(f"line {number} of {str(path)!r} has split {row['split']!r}; splits are train, val and test")
+            pictures.append(_Picture(path.parent / row["path"], row["label"], row.get("split") or "", row.get("group") or ""))
+    return pictures
 
 
-def _class_folders(root: Path) -> list[Path]:
-    classes = sorted(entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    if not classes:
-        raise MissingSplitError(f"folder {str(root)!r} has no folders in it: it needs one for each class")
-    return classes
+def _splits(pictures: list[_Picture], path: str) -> dict[str, str]:
+    """The split of each class. A class in two of them would be known before it is judged."""
+    homes: dict[str, str] = {}
+    for picture in pictures:
+        if homes.setdefault(picture.label, picture.split) != picture.split:
+            both = f"{homes[picture.label] or 'no split'} and in {picture.split or 'no split'}"
+            raise DataError(f"class {picture.label!r} stands in {both} of {path!r}: keep it in one")
+    return homes
 
 
-def _split_classes(classes: list[Path], split: str, seed: int, val_share: float, test_share: float) -> list[Path]:
+def _split_classes(classes: list[str], seed: int, val_share: float, test_share: float) -> dict[str, str]:
     order = torch.randperm(len(classes), generator=generator("split", seed)).tolist()
     test, val = round(len(classes) * test_share), round(len(classes) * val_share)
-    bounds = {"test": (0, test), "val": (test, test + val), "train": (test + val, len(classes))}
-    first, last = bounds[split]
-    if first >= last:
-        raise MissingSplitError(f"{len(classes)} classes leave none for {split!r}: add classes or change {split}_share")
-    return sorted(classes[index] for index in order[first:last])
+    parts = ["test"] * test + ["val"] * val + ["train"] * max(0, len(classes) - test - val)
+    return {classes[index]: part for index, part in zip(order, parts, strict=False)}
 
 
-def _read_class(entry: Path, size: int, channels: int) -> Tensor:
-    files = sorted(file for file in entry.iterdir() if file.is_file() and not file.name.startswith("."))
-    if not files:
-        raise DataError(f"class {entry.name!r} has no images in {str(entry)!r}: add some or remove the folder")
-    return torch.stack([read_image(file, size, channels) for file in files])
+def _bank(pictures: list[_Picture], size: int, channels: int) -> Bank:
+    ordered = sorted(pictures, key=lambda picture: picture.label)
+    with ThreadPoolExecutor() as pool:
+        images = list(pool.map(lambda picture: read_image(picture.file, size, channels), ordered))
+    numbers = {label: number for number, label in enumerate(dict.fromkeys(picture.label for picture in ordered))}
+    groups = None
+    if any(picture.group for picture in ordered):  # a picture without one is a group by itself
+        keys = [(picture.label, picture.group or str(picture.file)) for picture in ordered]
+        known = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        groups = torch.tensor([known[key] for key in keys])
+    labels = torch.tensor([numbers[picture.label] for picture in ordered])
+    return Bank(torch.stack(images), labels, tuple(numbers), groups)
 
 
 def read_image(file: str | os.PathLike[str], size: int, channels: int) -> Tensor:
