@@ -232,7 +232,7 @@ def test_the_way_out_of_a_class_too_small_leads_out() -> None:
 
 
 def test_too_few_classes_are_refused_with_both_numbers_and_the_way_out() -> None:
-    with pytest.raises(DataError, match="8-way episodes need 8 classes and there are 7: lower --way"):
+    with pytest.raises(DataError, match="8-way episodes need 8 classes and there are 7: lower way"):
         EpisodeSampler(bank_of(UNEQUAL), way=8, shot=1, query=1)
 
 
