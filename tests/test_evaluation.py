@@ -348,3 +348,12 @@ def test_parts_frozen_in_evaluation_mode_stay_frozen() -> None:
     assert not model.encoder.training
     assert not model.encoder.blocks[1].training
     assert model.similarity.training
+
+
+def test_scores_that_are_not_finite_are_no_result() -> None:
+    model = SoSN(channels=1, input_size=28)
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    bank = sosn.open_bank("glyphs", "val", alphabets=10, characters=5, drawings=4)
+    with pytest.raises(sosn.SosnError, match="not finite"):
+        evaluate(model, bank, query=1, episodes=2)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sosn.data.bank import Bank
 from sosn.data.sampler import EpisodeSampler
-from sosn.errors import UsageError
+from sosn.errors import SosnError, UsageError
 from sosn.method.base import Method, Statistics
 from sosn.seeding import generator
 
@@ -83,7 +83,10 @@ def evaluate(
             rows = slice(first, first + at_once)
             episode = sampler.episode(support[rows], queries[rows]).to(method.device)
             with torch.inference_mode():
-                answers = method(episode, statistics).argmax(-1)
+                scores = method(episode, statistics)
+            if not torch.isfinite(scores).all():
+                raise SosnError("scores are not finite: the weights or the images hold NaN or infinite values")
+            answers = scores.argmax(-1)
             parts.append((answers == episode.labels).double().mean(1))
             if progress:
                 progress(min(first + at_once, episodes), episodes)
