@@ -235,7 +235,7 @@ def _locate(key: str, table: Mapping[str, Any]) -> tuple[str, str]:
         if homes:
             raise UsageError(f"{name!r} stands in several sections: write {' or '.join(f'{h}.{name}' for h in homes)}")
     everything = [k for keys in known.values() for k in keys] + [f"{s}.{k}" for s, keys in known.items() for k in keys]
-    raise UsageError(f"there is no key {key!r}{nearest(key, everything)}; `sosn recipes NAME` shows a whole recipe")
+    raise UsageError(f"there is no key {key!r}{nearest(key, everything)}; `sosn recipes NAME --json` shows every key")
 
 
 def shipped() -> list[str]:

@@ -232,14 +232,14 @@ def _fabric(recipe: Recipe) -> Fabric:
     return Fabric(accelerator=device.type, devices=devices, precision="bf16-mixed" if wanted.precision == "bf16" else "32-true")
 
 
-def train(recipe: Recipe, out: Path, resume: bool = False, progress: Progress | None = None) -> TrainingResult:
+def train(recipe: Recipe, out: Path | str, resume: bool = False, progress: Progress | None = None) -> TrainingResult:
     """Train a recipe in a run folder, keep the weights that validate best, and report their figure on validation classes.
 
     Test classes are never opened. resume goes on from the folder's checkpoint, to the same weights as without the break.
     """
     began = time.monotonic()
     progress = progress or Silent()
-    run = Run(out)
+    run = Run(Path(out))
     run.check_same(recipe) if resume else run.check_new()
     trainer = Trainer(recipe, run, progress)  # refuses what cannot be trained before anything is written
     if not resume:
