@@ -21,7 +21,6 @@ import torch
 import sosn
 from sosn.device import machine
 from sosn.evaluation import Evaluation, compare, evaluate
-from sosn.memory import keep_freed_memory
 from sosn.recipe import load_recipe, override
 from sosn.training import train
 from sosn.training.loop import open_split
@@ -31,7 +30,6 @@ RECIPE = "glyphs-5w1s"
 
 def run(norm: str, seed: int, overrides: list[str]) -> Evaluation:
     """Train one model and evaluate it on 600 test episodes."""
-    keep_freed_memory()
     recipe = override(load_recipe(RECIPE), [*overrides, f"power_norm={norm}", f"seed={seed}", f"data.seed={seed}"])
     with tempfile.TemporaryDirectory() as folder:
         method = train(recipe, Path(folder) / "run").method
