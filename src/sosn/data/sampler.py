@@ -25,7 +25,7 @@ class EpisodeSampler:
             raise DataError(f"{way}-way episodes need {way} classes and there are {len(bank.names)}: lower way")
         self.bank, self.way, self.shot, self.query = bank, way, shot, query
         self._columns = torch.arange(int(bank.counts.max()), device=bank.device)
-        self._labels = torch.arange(way, device=bank.device).repeat_interleave(query)
+        self.labels = torch.arange(way, device=bank.device).repeat_interleave(query)  # of the queries of every episode
         smallest = int(bank.counts.argmin())
         if int(bank.counts[smallest]) < shot + query:
             need = shot + query
@@ -44,7 +44,7 @@ class EpisodeSampler:
     def episode(self, support: Tensor, query: Tensor) -> Episode:
         """The episode of these rows of the bank: support (E, L, Z), query (E, Q)."""
         images = self.bank.images
-        labels = self._labels.expand(len(support), -1)
+        labels = self.labels.expand(len(support), -1)
         return Episode(images[support.to(images.device)], images[query.to(images.device)], labels)
 
     def indices(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

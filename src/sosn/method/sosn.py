@@ -88,6 +88,11 @@ class SoSN(Method):
             query.flatten(2).unflatten(0, episode.query.shape[:2]),  # (E, Q, K, N)
         )
 
+    def encode(self, images: Tensor) -> Tensor:
+        """Feature maps (B, K, N) of images."""
+        maps: Tensor = self.encoder(self.preprocessing(images, self.dtype))
+        return maps.flatten(2)
+
     def compare(self, support: Tensor, query: Tensor) -> Tensor:
         """Feature maps (E, L, Z, K, N) and (E, Q, K, N) → similarity logits (E, Q, L)."""
         # With running statistics a pair's score is its own, so pairs can go in parts that fit in fast memory.
