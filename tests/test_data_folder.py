@@ -86,7 +86,8 @@ def test_open_bank_reads_a_folder_by_its_name_and_path(ten_classes: Path) -> Non
 
 
 def test_a_folder_takes_only_its_own_options() -> None:
-    assert set(dataset_options("folder:anywhere")) == {"size", "channels", "split_seed", "val_share", "test_share"}
+    wanted = {"size", "channels", "split_seed", "val_share", "test_share", "max_pixels"}
+    assert set(dataset_options("folder:anywhere")) == wanted
 
 
 # Refusals

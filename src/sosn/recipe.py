@@ -27,6 +27,7 @@ class DataSection:
 
     name: str = "glyphs"
     min_images: int = 0  # leave out classes with fewer
+    leave_out_small: bool = False  # leave out classes that cannot fill an episode, and say how many
     standardise: bool = True  # give the model the mean and deviation of the training images
     options: dict[str, Any] = field(default_factory=dict)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from sosn.data import open_bank
+from sosn.data import leave_out_small, open_bank
 from sosn.device import resolve_device
 from sosn.errors import UsageError
 from sosn.evaluation import Evaluation, evaluate
@@ -30,15 +30,20 @@ class EvaluationSettings:
 
 
 def evaluate_model(
-    model: str, overrides: Sequence[str], progress: Callable[[int, int], None] | None = None
+    model: str,
+    overrides: Sequence[str],
+    progress: Callable[[int, int], None] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> tuple[Evaluation, EvaluationSettings]:
     """Evaluate a model by name or folder on the data it was trained for, or on other data."""
     method, recipe = load_with_recipe(model)
     settings, recipe = _settings(recipe, overrides)
     device = resolve_device(settings.device)
-    bank = open_bank(recipe.data.name, settings.split, recipe.data.min_images, **recipe.data.options).to(device)
+    bank = open_bank(recipe.data.name, settings.split, recipe.data.min_images, **recipe.data.options)
+    if recipe.data.leave_out_small:
+        bank = leave_out_small(bank, settings.split, settings.shot, settings.query, say)
     result = evaluate(
-        method.to(device), bank, settings.way, settings.shot, settings.query, settings.episodes, settings.seed,
+        method.to(device), bank.to(device), settings.way, settings.shot, settings.query, settings.episodes, settings.seed,
         settings.statistics, progress,
     )  # fmt: skip
     return result, settings
@@ -62,4 +67,4 @@ def _settings(recipe: Recipe, overrides: Sequence[str]) -> tuple[EvaluationSetti
 
 
 def _about_data(key: str) -> bool:
-    return key.startswith("data.") or key == "min_images"
+    return key.startswith("data.") or key in ("min_images", "leave_out_small")

@@ -111,13 +111,13 @@ def eval(
     as_json: AsJson = False,
 ) -> None:
     """Accuracy ± 95% CI on fixed seeded episodes; validation classes unless split=test is typed."""
-    from sosn.cli.show import progress_bar
+    from sosn.cli.show import console, progress_bar
     from sosn.memory import keep_freed_memory
     from sosn.tasks import evaluate_model
 
     keep_freed_memory()
     with progress_bar("evaluating") as bar:
-        result, settings = evaluate_model(model, overrides or [], bar)
+        result, settings = evaluate_model(model, overrides or [], bar, console.print)
     if as_json:
         _print_json(result.to_json() | {"model": model, "split": settings.split, "data": settings.data})
     else:

@@ -8,7 +8,8 @@ from sosn.data.folder import folder
 from sosn.data.glyphs import glyphs
 from sosn.data.mini_imagenet import mini_imagenet
 from sosn.data.omniglot import omniglot
-from sosn.data.sampler import EpisodeSampler
+from sosn.data.open_mic import open_mic
+from sosn.data.sampler import EpisodeSampler, leave_out_small
 from sosn.errors import UsageError
 from sosn.spelling import nearest
 from sosn.typed import annotations
@@ -17,6 +18,7 @@ DATASETS: dict[str, Callable[..., Bank]] = {
     "glyphs": glyphs,
     "omniglot": omniglot,
     "mini-imagenet": mini_imagenet,
+    "open-mic": open_mic,
     "folder": folder,
 }
 
@@ -52,4 +54,4 @@ def open_bank(name: str, split: str, min_images: int = 0, **options: Any) -> Ban
     return bank.with_at_least(min_images) if min_images else bank
 
 
-__all__ = ["DATASETS", "Bank", "EpisodeSampler", "dataset_opener", "dataset_options", "open_bank"]
+__all__ = ["DATASETS", "Bank", "EpisodeSampler", "dataset_opener", "dataset_options", "leave_out_small", "open_bank"]

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from sosn.data.archive import is_archive, unpack
+from sosn.data.folder import SPLITS
 from sosn.data.mini_imagenet import scan_mini_imagenet
 from sosn.data.omniglot import scan_omniglot
+from sosn.data.open_mic import scan_open_mic
 from sosn.data.prepared import Entry, home, prepare, prepared_sizes, read_index
 from sosn.errors import DataError, UsageError
 from sosn.spelling import nearest
@@ -34,6 +36,10 @@ CATALOG = {
     "mini-imagenet": Preparable(
         scan_mini_imagenet, 84, 3, r"(^|/)(mini[^/]*|(train|val|test)[^/]*)$",
         "train|val|test/WNID/*.jpg trees, or one folder of images with train.csv, val.csv, test.csv",
+    ),
+    "open-mic": Preparable(
+        scan_open_mic, 84, 3, r"(^|/)(open[-_]?mic|museum|crops_)[^/]*$",
+        "crops_EX folders with list files, crops_EX.hd5 files, museum/EX/{train,test} or part1…part4 trees",
     ),
 }  # fmt: skip
 
@@ -77,7 +83,7 @@ def summary(name: str, size: int) -> dict[str, Any]:
     return {
         "name": name, "size": size, "classes": len(index["classes"]), "images": sum(index["counts"]),
         "splits": {split: part for split, part in splits.items() if split},
-        "missing": [split for split in ("train", "val", "test") if split not in splits] if "" not in splits else [],
+        "missing": [split for split in SPLITS if split not in splits] if splits.keys() & set(SPLITS) else [],
         "folder": str(home() / f"{name}-{size}"),
     }  # fmt: skip
 

@@ -1,5 +1,7 @@
 """Episodes drawn from a bank, a whole batch in one go, on the bank's own device."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -102,6 +104,24 @@ class EpisodeSampler:
                 )
             sure[number] = torch.tensor(members[: self.shot])
         self._groups, self._sure = table, sure
+
+
+def leave_out_small(bank: Bank, what: str, shot: int, query: int, say: Callable[[str], None] | None = None) -> Bank:
+    """The bank of the classes with enough images, and groups if any, to fill an episode. How many were left out is said.
+
+    what: what the classes are, such as train. Refuses a bank of which none remains.
+    """
+    rows = list(range(len(bank))) if bank.groups is None else bank.groups.tolist()
+    names = []
+    for name, start, count in zip(bank.names, bank.starts.tolist(), bank.counts.tolist(), strict=True):
+        if count >= shot + query and count - len(_fewest_images(rows[start : start + count], shot)) >= query:
+            names.append(name)
+    if not names:
+        raise DataError(f"none of {len(bank.names)} {what} classes has enough images for {shot}-shot with {query} queries")
+    if say and len(names) < len(bank.names):
+        left_out = f"{len(bank.names) - len(names)} of {len(bank.names)} {what} classes"
+        say(f"{left_out} have too few images for {shot}-shot with {query} queries and are left out")
+    return bank.subset(names)
 
 
 def _smallest(keys: Tensor, allowed: Tensor, count: int) -> Tensor:

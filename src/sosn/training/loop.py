@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
-from sosn.data import Bank, EpisodeSampler, open_bank
+from sosn.data import Bank, EpisodeSampler, leave_out_small, open_bank
 from sosn.data.augmentation import augment
 from sosn.device import check_bf16, resolve_device
 from sosn.episode import Episode
@@ -65,20 +66,30 @@ def build(recipe: Recipe, bank: Bank) -> Method:
     """The method of a recipe, fitted to the images of a bank, with weights from the recipe's seed."""
     wanted, kind = recipe.model.options, method_class(recipe.model.method)
     options: dict[str, Any] = {"channels": bank.channels, "input_size": bank.size}
+    by_pixel = bool(wanted.get("mean_image"))
     if recipe.data.standardise and "mean" in annotations(kind) and not {"mean", "std"} & wanted.keys():
         mean, std = bank.mean_std()
         mean = [1 - value for value in mean] if wanted.get("polarity") == "inverted" else mean  # it is applied after that
         channels = wanted.get("channels", bank.channels)
         if channels != len(mean):  # grey images for a model of colour, or the other way
             mean, std = ([sum(values) / len(values)] * channels for values in (mean, std))
-        options |= {"mean": mean, "std": std}
+        options |= {"std": std} if by_pixel else {"mean": mean, "std": std}
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(generator("weights", recipe.seed).initial_seed())
-        return kind(**options | wanted)
+        method = kind(**options | wanted)
+    if by_pixel:
+        method.preprocessing.take_mean(bank.mean_image().cpu())
+    return method
 
 
-def open_split(recipe: Recipe, split: str) -> Bank:
-    return open_bank(recipe.data.name, split, recipe.data.min_images, **recipe.data.options)
+def open_split(recipe: Recipe, split: str, say: Callable[[str], None] | None = None) -> Bank:
+    """A split of a recipe's data, without the classes that it leaves out; how many those are is said."""
+    bank = open_bank(recipe.data.name, split, recipe.data.min_images, **recipe.data.options)
+    if not recipe.data.leave_out_small:
+        return bank
+    episodes, wanted = recipe.episodes, recipe.validation
+    shot, query = (episodes.shot, episodes.query) if split == "train" else (recipe.val_shot, wanted.val_query)
+    return leave_out_small(bank, split, shot, query, say)
 
 
 def report(recipe: Recipe, method: Method, bank: Bank) -> Evaluation:
@@ -94,11 +105,11 @@ class Trainer:
         self.recipe, self.run, self.progress = recipe, run, progress
         self.fabric = _fabric(recipe)
         device = self.fabric.device
-        train_bank = open_split(recipe, "train")
+        train_bank = open_split(recipe, "train", progress.say)
         episodes = recipe.episodes
         self.sampler = EpisodeSampler(train_bank.to(device), episodes.way, episodes.shot, episodes.query)
         try:
-            self.val_bank: Bank | None = open_split(recipe, "val").to(device)
+            self.val_bank: Bank | None = open_split(recipe, "val", progress.say).to(device)
         except MissingSplitError as error:
             self.val_bank = None
             progress.say(f"{error}: the weights of the last step will be kept")
