@@ -126,6 +126,29 @@ def eval(
 
 
 @app.command()
+def reproduce(
+    table: Annotated[str, typer.Argument(help="open-mic-1 or open-mic-2.")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the runs; runs/TABLE if not given.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A few steps and episodes, to see that it works.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run all experiments of one of the paper's tables and print its figures beside ours. Goes on where it stopped."""
+    from sosn.cli.show import RichProgress, show_reproduction
+    from sosn.memory import keep_freed_memory
+    from sosn.reproduce import reproduce as run_table
+
+    keep_freed_memory()
+    folder = out or Path("runs") / (f"{table}-quick" if quick else table)
+    with RichProgress() as progress:
+        result = run_table(table, folder, overrides or [], quick, progress)
+    if as_json:
+        _print_json(result.to_json())
+    else:
+        show_reproduction(result, quick)
+
+
+@app.command()
 def models(as_json: AsJson = False) -> None:
     """List the models that come with the package."""
     from sosn.cli.show import show_models
