@@ -1,8 +1,9 @@
-"""Files in which each row of an array is an image: pickles and HDF5."""
+"""Files in which each row of an array is an image: pickles, npz and HDF5."""
 
 import functools
 import io
 import threading
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,18 @@ def table(path: str | Path) -> dict[str, Any]:
 def _open(path: Path) -> dict[str, Any]:
     if path.suffix.lower() in HDF5:
         return _hdf5(path)
+    if path.suffix.lower() == ".npz":
+        return _npz(path)
     content = read_pickle(path)
     return content if isinstance(content, dict) else {"data": content}
+
+
+def _npz(path: Path) -> dict[str, Any]:
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            return dict(content)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{str(path)!r} is not read as arrays ({error})") from error
 
 
 def _hdf5(path: Path) -> dict[str, Any]:
@@ -45,6 +56,11 @@ def _hdf5(path: Path) -> dict[str, Any]:
     return {name: file[name] for name in file}
 
 
+def forget() -> None:
+    """Close the files that are kept open, and free what was read from them."""
+    _open.cache_clear()
+
+
 def column(path: str | Path, *names: str) -> Any:
     """The first of these columns that the file has."""
     columns = table(path)
@@ -56,7 +72,7 @@ def column(path: str | Path, *names: str) -> Any:
 
 def images(path: str | Path) -> Sequence[Any]:
     """The images of an array file, row by row: N×H×W[×3] or, as CIFAR's, N×3072 numbers, or N encoded image files."""
-    rows: Sequence[Any] = column(path, "image_data", "data")
+    rows: Sequence[Any] = column(path, "image_data", "data", "images")
     return rows
 
 

@@ -12,6 +12,7 @@ from sosn.data import arrays
 from sosn.data.bank import Bank
 from sosn.data.folder import SPLITS
 from sosn.data.prepared import Entry, open_prepared, read_index
+from sosn.data.sources import is_image
 from sosn.errors import DataError, MissingSplitError, UsageError
 from sosn.seeding import generator
 from sosn.spelling import nearest
@@ -20,7 +21,6 @@ EXHIBITIONS = ("shn", "hon", "clv", "clk", "gls", "scl", "sci", "nat", "shx", "r
 UNIONS = {"p1": ("shn", "hon", "clv"), "p2": ("clk", "gls", "scl"), "p3": ("sci", "nat"), "p4": ("shx", "rlc")}
 CROP = 0.875  # central share of the sides that the paper keeps
 FINISHED = (84, 84)  # images of this size have been cropped and resized by whoever made them
-ENDINGS = {".jpg", ".jpeg", ".png"}
 
 Domain = Literal["target", "source", "any"]
 
@@ -110,7 +110,7 @@ def _parts(root: Path) -> list[Entry]:
 
 
 def _images(paths: Iterable[Path]) -> list[Path]:
-    return sorted(path for path in paths if path.suffix.lower() in ENDINGS)
+    return sorted(path for path in paths if is_image(path))
 
 
 def _entry(domain: str, place: str, label: str, file: Path) -> Entry:
