@@ -242,3 +242,22 @@ def test_a_model_trained_on_one_dataset_is_evaluated_on_another(tmp_path: Path) 
     result = json.loads(done.stdout)
     assert (result["data"], result["split"], result["way"], result["episodes"]) == ("cub", "test", 3, 4)
     assert 0 <= result["accuracy"] <= 1
+
+
+def test_omniglot_is_evaluated_within_one_alphabet(tmp_path: Path) -> None:
+    number = 0
+    for alphabet, characters in (("Keble", 4), ("Tibetan", 3), ("ULOG", 2)):
+        for character in range(characters):
+            for drawing in range(2):
+                photo(tmp_path / "images_evaluation" / alphabet / f"character{character:02}" / f"{drawing}.png", number)
+                number += 5
+    prepare_dataset("omniglot", tmp_path)
+    words = ["eval", "glyphs", "data=omniglot", "way=3", "query=1", "within=alphabet", "split=test", "episodes=4", "device=cpu"]
+    done = CliRunner().invoke(app, [*words, "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["within"] == "alphabet"
+    assert "1 of 3 alphabets have fewer than 3 classes and are left out" in done.stderr
+    model, bank = sosn.load("glyphs"), sosn.open_bank("omniglot", "test")
+    sizes = {"way": 3, "query": 1, "episodes": 4}
+    inside, anywhere = (sosn.evaluate(model, bank, within=within, **sizes) for within in ("alphabet", None))  # type: ignore[arg-type]
+    assert inside.fingerprint == json.loads(done.stdout)["fingerprint"] != anywhere.fingerprint

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sosn.data.bank import Bank
-from sosn.data.sampler import EpisodeSampler
+from sosn.data.sampler import EpisodeSampler, Within
 from sosn.errors import SosnError, UsageError
 from sosn.method.base import Method, Statistics
 from sosn.seeding import generator
@@ -62,17 +62,19 @@ def evaluate(
     seed: int = 0,
     statistics: Statistics = "running",
     progress: Callable[[int, int], None] | None = None,
+    within: Within = None,
 ) -> Evaluation:
     """Mean accuracy over episodes that depend on the data, the sizes and the seed alone, so every method sees the same.
 
     query counts images a class. statistics="running" uses what batch norm learnt in training; "batch" is the authors'
-    transductive way. progress is called with the episodes done and their number.
+    transductive way. progress is called with the episodes done and their number. within="alphabet" takes the classes of each
+    episode from one alphabet, as Lake et al. did with Omniglot.
     """
     if episodes < 2:
         raise UsageError(f"episodes is {episodes}; a confidence interval needs 2 or more")
     if statistics not in ("running", "batch"):
         raise UsageError(f"statistics is {statistics!r}; choose running or batch")
-    sampler = EpisodeSampler(data, way, shot, query)
+    sampler = EpisodeSampler(data, way, shot, query, within)
     support, queries = draw_indices(sampler, episodes, seed)
     at_once = max(1, PAIRS.get(method.device.type, 1_000) // (way * way * query))
     modes = {module: module.training for module in method.modules()}

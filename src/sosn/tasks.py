@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sosn.data import leave_out_small, open_bank
+from sosn.data.sampler import Within, alphabets
 from sosn.device import resolve_device
 from sosn.errors import UsageError
 from sosn.evaluation import Evaluation, evaluate
@@ -27,6 +28,7 @@ class EvaluationSettings:
     split: Literal["train", "val", "test"] = "val"
     data: str = "glyphs"
     device: str = "auto"
+    within: Within = None
 
 
 def evaluate_model(
@@ -42,9 +44,14 @@ def evaluate_model(
     bank = open_bank(recipe.data.name, settings.split, recipe.data.min_images, **recipe.data.options)
     if recipe.data.leave_out_small:
         bank = leave_out_small(bank, settings.split, settings.shot, settings.query, say)
+    if settings.within and say:
+        sizes = alphabets(bank.names)
+        small = sum(size < settings.way for size in sizes.values())
+        say(f"{small} of {len(sizes)} alphabets have fewer than {settings.way} classes and are left out")
+    bank = bank if recipe.data.workers else bank.to(device)
     result = evaluate(
-        method.to(device), bank.to(device), settings.way, settings.shot, settings.query, settings.episodes, settings.seed,
-        settings.statistics, progress,
+        method.to(device), bank, settings.way, settings.shot, settings.query, settings.episodes, settings.seed,
+        settings.statistics, progress, settings.within,
     )  # fmt: skip
     return result, settings
 

@@ -105,7 +105,7 @@ def eval(
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="way, shot, query, episodes, seed, statistics=running|batch, split=val|test, data, device.",
+            help="way, shot, query, episodes, seed, statistics=running|batch, split=val|test, within=alphabet, data, device.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -119,10 +119,15 @@ def eval(
     with progress_bar("evaluating") as bar:
         result, settings = evaluate_model(model, overrides or [], bar, console.print)
     if as_json:
-        _print_json(result.to_json() | {"model": model, "split": settings.split, "data": settings.data})
+        _print_json(
+            result.to_json() | {"model": model, "split": settings.split, "data": settings.data, "within": settings.within}
+        )
     else:
         way = f"{result.way}-way {result.shot}-shot, {result.query} queries a class, {result.statistics} statistics"
-        typer.echo(f"{result}  {way}, {result.episodes} episodes of {settings.data} {settings.split}, seed {result.seed}")
+        within = f" within one {settings.within}" if settings.within else ""
+        typer.echo(
+            f"{result}  {way}, {result.episodes} episodes of {settings.data} {settings.split}{within}, seed {result.seed}"
+        )
 
 
 @app.command()

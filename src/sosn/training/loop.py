@@ -28,6 +28,7 @@ from sosn.storage import load_method, load_tensors, restore, save_method, save_t
 from sosn.training.calibration import recalibrate, update_average
 from sosn.training.run import Run
 from sosn.training.schedule import learning_rate
+from sosn.training.source import EpisodeSource
 from sosn.typed import annotations
 
 SAVE_SECONDS = 60.0  # longest time between two checkpoints
@@ -107,9 +108,11 @@ class Trainer:
         device = self.fabric.device
         train_bank = open_split(recipe, "train", progress.say)
         episodes = recipe.episodes
-        self.sampler = EpisodeSampler(train_bank.to(device), episodes.way, episodes.shot, episodes.query)
+        home = "cpu" if recipe.data.workers else device  # with workers, images stay on disk
+        self.sampler = EpisodeSampler(train_bank.to(home), episodes.way, episodes.shot, episodes.query)
+        self.source = EpisodeSource(self.sampler, recipe, device)
         try:
-            self.val_bank: Bank | None = open_split(recipe, "val", progress.say).to(device)
+            self.val_bank: Bank | None = open_split(recipe, "val", progress.say).to(home)
         except MissingSplitError as error:
             self.val_bank = None
             progress.say(f"{error}: the weights of the last step will be kept")
@@ -134,7 +137,7 @@ class Trainer:
     def episode(self, purpose: str, number: int) -> Episode:
         """Training episodes of one step, augmented as the recipe says; they depend on the seed, purpose and number alone."""
         recipe, device = self.recipe, self.fabric.device
-        drawn = self.sampler.draw(recipe.episodes.episodes_per_step, generator(purpose, recipe.seed, number, device=device))
+        drawn = self.source.draw(purpose, number)
         return augment(drawn, recipe.augmentation, generator("augment", purpose, recipe.seed, number, device=device))
 
     def advance(self) -> Tensor:
@@ -264,6 +267,7 @@ def train(recipe: Recipe, out: Path | str, resume: bool = False, progress: Progr
         _steps(trainer, board)
     finally:
         board.close()
+        trainer.source.close()
     method, _ = load_method(run.weights)
     method.to(trainer.fabric.device)
     result = None if trainer.val_bank is None else report(recipe, method, trainer.val_bank)
