@@ -230,6 +230,7 @@ def test_every_dataset_that_is_prepared_can_be_opened_and_is_listed_with_its_for
     assert set(forms) == set(CATALOG)
 
 
+@pytest.mark.filterwarnings("ignore:100% of the queries")  # pictures of one colour
 def test_a_model_trained_on_one_dataset_is_evaluated_on_another(tmp_path: Path) -> None:
     """Grey 28×28 characters in training, colour photos of another size in the test."""
     for number in range(1, 17):
@@ -244,6 +245,7 @@ def test_a_model_trained_on_one_dataset_is_evaluated_on_another(tmp_path: Path) 
     assert 0 <= result["accuracy"] <= 1
 
 
+@pytest.mark.filterwarnings("ignore:100% of the queries")  # pictures of one colour
 def test_omniglot_is_evaluated_within_one_alphabet(tmp_path: Path) -> None:
     number = 0
     for alphabet, characters in (("Keble", 4), ("Tibetan", 3), ("ULOG", 2)):

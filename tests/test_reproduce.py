@@ -103,8 +103,12 @@ def test_protocol_one_runs_end_to_end_and_a_second_time_from_its_files(tmp_path:
 def test_exhibitions_that_were_not_prepared_are_dashes_with_the_reason(tmp_path: Path) -> None:
     prepare_dataset("open-mic", trees.crops(tmp_path / "crops", 9, 2, ("shn",)), 28)
     table = reproduce("open-mic-2", tmp_path / "runs", TINY, True)
-    measured = [cell for cell in table.cells if cell.measured]
-    assert [(cell.train, cell.test, cell.way) for cell in measured] == [("shn", "shn", 5)]
+    figures = {(cell.train, cell.test, cell.way): cell.measured["accuracy"] for cell in table.cells if cell.measured}
+    assert list(figures) == [("shn", "shn", 5)]
     assert "prepared with shn and without hon" in table.cell("hon", "hon", 5).reason
     recipe = load_recipe(str(tmp_path / "runs" / "shn-5way"))
     assert recipe.data.options["train_domain"] == "source"
+    words = ["eval", str(tmp_path / "runs" / "shn-5way"), "split=test", "way=5", "device=cpu", "--json"]
+    evaluated = CliRunner().invoke(app, words)
+    assert evaluated.exit_code == 0, evaluated.output
+    assert json.loads(evaluated.stdout)["accuracy"] == figures["shn", "shn", 5]

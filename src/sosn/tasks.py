@@ -2,16 +2,18 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
-from sosn.data import leave_out_small, open_bank
+from sosn.data import Bank, leave_out_small, open_bank
 from sosn.data.sampler import Within, alphabets
 from sosn.device import resolve_device
-from sosn.errors import UsageError
+from sosn.errors import DataError, UsageError
 from sosn.evaluation import Evaluation, evaluate
 from sosn.method.base import Statistics
 from sosn.models import load_with_recipe
-from sosn.recipe import Recipe, override
+from sosn.recipe import Recipe, override, refuse_option
+from sosn.training.run import Run
 from sosn.typed import annotations, check_options, parse
 
 
@@ -38,8 +40,8 @@ def evaluate_model(
     say: Callable[[str], None] | None = None,
 ) -> tuple[Evaluation, EvaluationSettings]:
     """Evaluate a model by name or folder on the data it was trained for, or on other data."""
-    method, recipe = load_with_recipe(model)
-    settings, recipe = _settings(recipe, overrides)
+    method, trained = load_with_recipe(model)
+    settings, recipe = _settings(trained, overrides)
     device = resolve_device(settings.device)
     bank = open_bank(recipe.data.name, settings.split, recipe.data.min_images, **recipe.data.options)
     if recipe.data.leave_out_small:
@@ -49,6 +51,8 @@ def evaluate_model(
         small = sum(size < settings.way for size in sizes.values())
         say(f"{small} of {len(sizes)} alphabets have fewer than {settings.way} classes and are left out")
     bank = bank if recipe.data.workers else bank.to(device)
+    if settings.split != "train" and recipe.data == trained.data and Path(model).is_dir():
+        _check_unseen(Path(model), bank, settings.split)
     result = evaluate(
         method.to(device), bank, settings.way, settings.shot, settings.query, settings.episodes, settings.seed,
         settings.statistics, progress, settings.within,
@@ -56,10 +60,21 @@ def evaluate_model(
     return result, settings
 
 
+def _check_unseen(folder: Path, bank: Bank, split: str) -> None:
+    """Refuse classes that the run has trained on: they were in another split then."""
+    known = set(Run(folder).about().get("data", {}).get("train", {}).get("classes", ())) & set(bank.names)
+    if known:
+        raise DataError(
+            f"{len(known)} classes of {split}, such as {min(known)!r}, were trained on in {str(folder)!r}: the images "
+            "have been split otherwise since; give them train/, val/ and test/ folders, or train anew"
+        )
+
+
 def _settings(recipe: Recipe, overrides: Sequence[str]) -> tuple[EvaluationSettings, Recipe]:
     """Words that are settings, and words for the data (data.size=…)."""
     pairs = [word.partition("=")[::2] for word in overrides]
     for word, (key, text) in zip(overrides, pairs, strict=True):
+        refuse_option(key)
         if not key or not text:
             raise UsageError(f"{word!r} is no key=value: write for instance shot=5")
     known = annotations(EvaluationSettings)

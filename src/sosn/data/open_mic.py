@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -135,7 +136,8 @@ def open_mic(
 
     Protocol I trains on one of p1 to p4 and tests on another, on photos by wearable cameras; Protocol II has the same
     exhibition on both sides, train_domain="source" and test_domain="target". A share of the training classes, drawn with
-    split_seed, are validation classes. Images that came without a domain count as target. Refuses to test on what it trains on.
+    split_seed, are validation classes. Images that came without a domain count as target. Classes of source photos are called
+    EX/CLASS@source. Refuses to test on photos it trains on.
     """
     if split not in SPLITS:
         raise UsageError(f"split is {split!r}; choose train, val or test")
@@ -151,10 +153,12 @@ def open_mic(
         names = sorted({name for name, origin in _classes(size) if keep(name, origin)})
         order = torch.randperm(len(names), generator=generator("open-mic val", split_seed)).tolist()
         chosen = {names[number] for number in order[: round(val_share * len(names))]}
-        return open_prepared(
+        bank = open_prepared(
             "open-mic", size, f"{wanted} ({split}, {domain})", lambda n, o: keep(n, o) and (n in chosen) == (split == "val")
         )
-    return open_prepared("open-mic", size, f"{wanted} ({domain})", keep)
+    else:
+        bank = open_prepared("open-mic", size, f"{wanted} ({domain})", keep)
+    return replace(bank, names=tuple(f"{name}@source" for name in bank.names)) if domain == "source" else bank
 
 
 def _classes(size: int) -> list[tuple[str, str]]:
