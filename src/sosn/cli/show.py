@@ -143,8 +143,10 @@ def show_datasets(found: list[dict[str, Any]], forms: dict[str, str]) -> None:
     for one in found:
         table.add_row(one["name"], str(one["size"]), str(one["classes"]), str(one["images"]), one["folder"])
     for name in sorted(set(forms) - {one["name"] for one in found}):
-        table.add_row(name, "", "", "", f"not prepared: sosn data prepare {name} --from PATH, with {forms[name]}")
-    Console().print(table)
+        table.add_row(name, "", "", "", f"not prepared; from {forms[name]}")
+    out = Console(highlight=False)
+    out.print(table)
+    out.print("`sosn data prepare NAME --from PATH` prepares one, for instance at another --size", soft_wrap=True)
 
 
 def show_findings(findings: "list[Finding]", images: int) -> None:
