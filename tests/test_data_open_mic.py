@@ -6,9 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import open_mic_trees as trees
 import sosn
+from sosn.cli.app import app
 from sosn.data import EpisodeSampler, leave_out_small
 from sosn.data.catalog import prepare_dataset
 from sosn.data.check import check
@@ -159,7 +161,7 @@ def test_list_files_may_name_photos_in_several_ways(tmp_path: Path, written: str
     expected = scan_open_mic(root)
     for listed in root.rglob("source.txt"):
         lines = [line.split() for line in listed.read_text().splitlines()]
-        listed.write_text("\n".join(f"{written.format(path=p, name=Path(p).name)} {label}" for p, label in lines))
+        listed.write_text("photos\n" + "\n".join(f"{written.format(path=p, name=Path(p).name)}\t{label}" for p, label in lines))
     assert sorted(scan_open_mic(root)) == sorted(expected)
 
 
@@ -191,3 +193,12 @@ def test_a_model_carries_the_mean_image_of_its_training_photos(tmp_path: Path) -
     assert loaded.config["std"] is None
     channel = build(override(recipe, ["mean_image=false", "standardise=true"]), bank)
     assert channel.preprocessing.mean.flatten().tolist() == pytest.approx(bank.mean_std()[0])
+
+
+def test_open_mic_is_shown_without_the_classes_that_are_too_small(tmp_path: Path) -> None:
+    prepare_dataset("open-mic", trees.crops(tmp_path / "crops", exhibitions=("shn", "hon", "clv")), 84)
+    done = CliRunner().invoke(app, ["data", "show", "open-mic", "--out", str(tmp_path / "sheets")])
+    assert done.exit_code == 0, done.output
+    assert sorted(path.name for path in (tmp_path / "sheets").iterdir()) == [
+        "open-mic-train-classes.png", "open-mic-train-episode.png",
+    ]  # fmt: skip

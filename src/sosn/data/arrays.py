@@ -78,12 +78,12 @@ def images(path: str | Path) -> Sequence[Any]:
 
 def read_row(path: str, row: int, size: int, channels: int, crop: float = 1.0) -> Tensor:
     """One row of an array file as (channels, size, size) uint8."""
-    values = images(path)[row]
+    rows = images(path)
     try:
-        if isinstance(values, bytes | bytearray) or (np.ndim(values) == 1 and len(values) != 3072):
-            image: Image.Image = Image.open(io.BytesIO(bytes(values)))  # an encoded file
+        if getattr(rows, "ndim", 1) == 1:  # a list of encoded files
+            image: Image.Image = Image.open(io.BytesIO(bytes(rows[row])))
         else:
-            pixels = np.asarray(values)
+            pixels = np.asarray(rows[row])
             if pixels.ndim == 1:
                 pixels = pixels.reshape(3, 32, 32).transpose(1, 2, 0)
             if pixels.dtype != np.uint8:

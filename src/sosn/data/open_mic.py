@@ -11,9 +11,8 @@ from PIL import Image
 
 from sosn.data import arrays
 from sosn.data.bank import Bank
-from sosn.data.folder import SPLITS
 from sosn.data.prepared import Entry, open_prepared, read_index
-from sosn.data.sources import is_image
+from sosn.data.sources import check_split, is_image
 from sosn.errors import DataError, MissingSplitError, UsageError
 from sosn.seeding import generator
 from sosn.spelling import nearest
@@ -58,9 +57,10 @@ def _authors_crops(root: Path) -> list[Entry]:
     entries: dict[tuple[str, str, str], Entry] = {}
     for path in sorted(root.rglob("*.txt")):
         for line in path.read_text("utf-8").splitlines():
-            written, _, label = line.strip().rpartition(" ")
-            if not label.isdigit():
+            words = line.rsplit(None, 1)
+            if len(words) < 2 or not words[1].isdigit():
                 continue  # a heading, or some other text
+            written, label = words
             place = _place(Path(written.strip().replace("\\", "/")), path)
             if place not in known:
                 raise DataError(f"{str(path)!r} lists {written!r}, which is in no crops_EX folder below {str(root)!r}")
@@ -139,8 +139,7 @@ def open_mic(
     split_seed, are validation classes. Images that came without a domain count as target. Classes of source photos are called
     EX/CLASS@source. Refuses to test on photos it trains on.
     """
-    if split not in SPLITS:
-        raise UsageError(f"split is {split!r}; choose train, val or test")
+    check_split(split)
     if not 0 < val_share < 1:
         raise UsageError(f"val_share is {val_share}; it must lie between 0 and 1")
     sides = {"train": (train, train_domain), "test": (test, test_domain)}

@@ -66,9 +66,13 @@ def _name(name: str | bytes) -> str:
     return name.decode("latin1") if isinstance(name, bytes) else str(name)
 
 
-def open_splits(name: str, split: str, size: int, rotations: bool = False) -> Bank:
-    """A split of a prepared dataset whose files say it; with rotations, training classes also turned by right angles."""
+def check_split(split: str) -> None:
     if split not in SPLITS:
         raise UsageError(f"split is {split!r}; choose train, val or test")
+
+
+def open_splits(name: str, split: str, size: int, rotations: bool = False) -> Bank:
+    """A split of a prepared dataset whose files say it; with rotations, training classes also turned by right angles."""
+    check_split(split)
     bank = open_prepared(name, size, split, lambda _, origin: origin == split)
     return bank.with_rotations() if rotations and split == "train" else bank

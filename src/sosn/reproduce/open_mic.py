@@ -146,6 +146,7 @@ def _estimate(jobs: Sequence[Job]) -> str:
             for _ in range(PROBED):
                 trainer.advance().item()
             timed[way] = (time.monotonic() - began) / PROBED
+            trainer.source.close()
         wanted = job.recipe.validation
         rounds = -(-job.recipe.training.steps // wanted.every)
         judged = rounds * wanted.val_episodes + (1 + len(job.tests)) * wanted.report_episodes
