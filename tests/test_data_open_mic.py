@@ -149,6 +149,13 @@ def test_lists_that_do_not_fit_the_crops_are_refused(tmp_path: Path) -> None:
     listed.write_text(good + good.splitlines()[0][:-1] + "7\n")
     with pytest.raises(DataError, match="has the labels shn/0000 and shn/0007"):
         scan_open_mic(root)
+    listed.write_text(good)
+    photo = root / good.split()[0]
+    whole = photo.read_bytes()
+    photo.write_bytes(b"no image")
+    with pytest.raises(DataError, match=f"{photo.name}.* cannot be read"):
+        scan_open_mic(root)
+    photo.write_bytes(whole)
     for path in root.rglob("*.txt"):
         path.unlink()
     with pytest.raises(DataError, match="without list files"):

@@ -53,6 +53,9 @@ class RichProgress:
             time.monotonic(),
         )
         self.told = self.began
+        if self.task is not None:  # the next of several runs
+            self.bar.remove_task(self.task)
+            self.loss, self.best, self.smooth = "", "", None
         self.task = self.bar.add_task("training", total=steps, completed=first_step, status="")
 
     def step(self, step: int, loss: float | None) -> None:

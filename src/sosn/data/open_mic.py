@@ -117,8 +117,11 @@ def _images(paths: Iterable[Path]) -> list[Path]:
 def _entry(domain: str, place: str, label: str, file: Path) -> Entry:
     photo = re.fullmatch(r"(.+)_crop\d+", file.stem)
     group = f"{domain}/{place}/{label}/{photo[1]}" if photo else ""
-    with Image.open(file) as opened:
-        crop = 1.0 if opened.size == FINISHED else CROP
+    try:
+        with Image.open(file) as opened:
+            crop = 1.0 if opened.size == FINISHED else CROP
+    except (OSError, Image.DecompressionBombError) as error:
+        raise DataError(f"image {str(file)!r} cannot be read ({error}): replace or remove it") from error
     return Entry(domain, f"{place}/{label}", str(file), group, crop=crop)
 
 

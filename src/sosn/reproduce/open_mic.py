@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sosn.data import EpisodeSampler
 from sosn.data.prepared import read_index
 from sosn.device import resolve_device
 from sosn.errors import DataError, UsageError
@@ -131,27 +132,33 @@ def _file(out: Path, job: Job, test: str) -> Path:
 
 
 def _estimate(jobs: Sequence[Job]) -> str:
-    """How long trainings will take, from a few timed steps of each way."""
+    """How long trainings will take, from a few timed steps of each way; those that cannot be filled take none."""
     total = 0.0
-    timed: dict[int, float] = {}
+    timed: dict[int, float] = {}  # seconds a step
     for job in jobs:
-        way = job.recipe.episodes.way
-        if way not in timed:
-            try:
-                trainer = Trainer(job.recipe, Run(Path()), Silent())
-            except DataError:
-                continue
-            trainer.advance().item()
-            began = time.monotonic()
-            for _ in range(PROBED):
-                trainer.advance().item()
-            timed[way] = (time.monotonic() - began) / PROBED
-            trainer.source.close()
-        wanted = job.recipe.validation
-        rounds = -(-job.recipe.training.steps // wanted.every)
-        judged = rounds * wanted.val_episodes + (1 + len(job.tests)) * wanted.report_episodes
-        total += timed[way] * (job.recipe.training.steps + judged / 3)  # scoring costs about a third of a step
-    return f"about {_duration(total)} on this machine" if timed else "none of them can be trained"
+        recipe, way = job.recipe, job.recipe.episodes.way
+        try:
+            EpisodeSampler(open_split(recipe, "train"), way, recipe.episodes.shot, recipe.episodes.query)
+            if way not in timed:
+                timed[way] = _step_seconds(recipe)
+        except DataError:
+            continue
+        wanted = recipe.validation
+        rounds = -(-recipe.training.steps // wanted.every)
+        share = (recipe.val_way / way) ** 2 * wanted.val_query / recipe.episodes.query  # of the pairs that a step compares
+        judged = share * (rounds * wanted.val_episodes + wanted.report_episodes) + len(job.tests) * wanted.report_episodes
+        total += timed[way] * (recipe.training.steps + judged / recipe.episodes.episodes_per_step / 3)  # no gradients: a third
+    return f"about {_duration(total)} on this machine" if timed else "none of them can be filled"
+
+
+def _step_seconds(recipe: Recipe) -> float:
+    trainer = Trainer(recipe, Run(Path()), Silent())
+    trainer.advance().item()
+    began = time.monotonic()
+    for _ in range(PROBED):
+        trainer.advance().item()
+    trainer.source.close()
+    return (time.monotonic() - began) / PROBED
 
 
 def _duration(seconds: float) -> str:
@@ -186,7 +193,8 @@ def _test(job: Job, out: Path, test: str, progress: Progress) -> Cell:
         options = recipe.data.options | {"test": test}
         try:
             bank = open_split(replace(recipe, data=replace(recipe.data, options=options)), "test", progress.say)
-            result = evaluate(method, bank, way, recipe.val_shot, wanted.val_query, wanted.report_episodes, wanted.report_seed)
+            sizes = (way, recipe.val_shot, wanted.val_query, wanted.report_episodes, wanted.report_seed)
+            result = evaluate(method, bank, *sizes, progress=progress.evaluating)
         except DataError as error:
             return Cell(place, test, way, None, str(error))
         write_atomically(file, (json.dumps(result.to_json() | {"split": "test", "test": test}, indent=2) + "\n").encode())
