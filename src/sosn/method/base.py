@@ -23,6 +23,7 @@ class Method(nn.Module, ABC):
     """A few-shot learner: `method(episode)` gives scores E×Q×L, higher where query and class are more alike."""
 
     name: ClassVar[str]
+    capturable: ClassVar[bool] = False  # whether a training step never waits for the GPU, so that it can be a CUDA graph
 
     preprocessing: Preprocessing
     config: dict[str, Any]  # the constructor's arguments, saved with the weights
