@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sosn.data.bank import Bank
-from sosn.data.sampler import EpisodeSampler
+from sosn.data.sampler import EpisodeSampler, Within
 from sosn.errors import SosnError, SosnWarning, UsageError
 from sosn.kernel import enabled
 from sosn.memory import keep_freed_memory
@@ -70,11 +70,13 @@ def evaluate(
     seed: int = 0,
     statistics: Statistics = "running",
     progress: Callable[[int, int], None] | None = None,
+    within: Within = None,
 ) -> Evaluation:
     """Mean accuracy over episodes that depend on the data, the sizes and the seed alone, so every method sees the same.
 
     query counts images a class. statistics="running" uses what batch norm learnt in training; "batch" is the authors'
-    transductive way. progress is called with the episodes done and their number.
+    transductive way. progress is called with the episodes done and their number. within="alphabet" takes the classes of each
+    episode from one alphabet, as Lake et al. did with Omniglot.
     """
     if episodes < 2:
         raise UsageError(f"episodes is {episodes}; a confidence interval needs 2 or more")
@@ -83,7 +85,7 @@ def evaluate(
     if not isinstance(method, Method) or not isinstance(data, Bank):
         raise UsageError(f"evaluate takes a method and a bank, not {type(method).__name__} and {type(data).__name__}")
     keep_freed_memory()
-    sampler = EpisodeSampler(data, way, shot, query)
+    sampler = EpisodeSampler(data, way, shot, query, within)
     support, queries = draw_indices(sampler, episodes, seed)
     at_once = max(1, PAIRS.get(method.device.type, 1_000) // (way * way * query))
     modes = {module: module.training for module in method.modules()}

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from sosn.data import Bank, open_bank
+from sosn.data import Bank, leave_out_small, open_bank
+from sosn.data.sampler import Within, alphabets
 from sosn.device import resolve_device
 from sosn.errors import DataError, UsageError
 from sosn.evaluation import Evaluation, evaluate
@@ -29,21 +30,32 @@ class EvaluationSettings:
     split: Literal["train", "val", "test"] = "val"
     data: str = "glyphs"
     device: str = "auto"
+    within: Within = None
 
 
 def evaluate_model(
-    model: str, overrides: Sequence[str], progress: Callable[[int, int], None] | None = None
+    model: str,
+    overrides: Sequence[str],
+    progress: Callable[[int, int], None] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> tuple[Evaluation, EvaluationSettings]:
     """Evaluate a model by name or folder on the data it was trained for, or on other data."""
     method, trained = load_with_recipe(model)
     settings, recipe = _settings(trained, overrides)
     device = resolve_device(settings.device)
-    bank = open_bank(recipe.data.name, settings.split, recipe.data.min_images, **recipe.data.options).to(device)
+    bank = open_bank(recipe.data.name, settings.split, recipe.data.min_images, **recipe.data.options)
+    if recipe.data.leave_out_small:
+        bank = leave_out_small(bank, settings.split, settings.shot, settings.query, say)
+    if settings.within and say:
+        sizes = alphabets(bank.names)
+        small = sum(size < settings.way for size in sizes.values())
+        say(f"{small} of {len(sizes)} alphabets have fewer than {settings.way} classes and are left out")
+    bank = bank if recipe.data.workers else bank.to(device)
     if settings.split != "train" and recipe.data == trained.data and Path(model).is_dir():
         _check_unseen(Path(model), bank, settings.split)
     result = evaluate(
         method.to(device), bank, settings.way, settings.shot, settings.query, settings.episodes, settings.seed,
-        settings.statistics, progress,
+        settings.statistics, progress, settings.within,
     )  # fmt: skip
     return result, settings
 
@@ -77,4 +89,4 @@ def _settings(recipe: Recipe, overrides: Sequence[str]) -> tuple[EvaluationSetti
 
 
 def _about_data(key: str) -> bool:
-    return key.startswith("data.") or key == "min_images"
+    return key.startswith("data.") or key in ("min_images", "leave_out_small")

@@ -57,6 +57,7 @@ class SoSN(Method):
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         polarity: Polarity = "as_is",
+        mean_image: bool = False,
     ) -> None:
         config = constructor_arguments(locals())
         super().__init__()
@@ -71,7 +72,7 @@ class SoSN(Method):
         if features == "linear" and not norm.signed:
             raise UsageError(f"power_norm {power_norm!r} refuses negative co-occurrences, which features='linear' has")
         self.relation = Relation(relation, norm, shift, alpha, trace_normalise)
-        self.preprocessing = Preprocessing(channels, input_size, mean, std, polarity)
+        self.preprocessing = Preprocessing(channels, input_size, mean, std, polarity, mean_image)
         self.encoder = Conv4(channels, encoder_width, features)
         rows = self.relation.side(encoder_width)
         self.register_buffer("permutations", draw_permutations(rows, permutations, permutation_seed))
