@@ -371,7 +371,12 @@ def test_encoding_every_image_once_changes_no_figure(monkeypatch: pytest.MonkeyP
     model = sosn.load("glyphs")
     encoded: list[int] = []
     encode = model.encode
-    monkeypatch.setattr(model, "encode", lambda images: encoded.append(len(images)) or encode(images))
+
+    def counted(images: Tensor) -> Tensor | None:
+        encoded.append(len(images))
+        return encode(images)
+
+    monkeypatch.setattr(model, "encode", counted)
     once = evaluate(model, bank, way=3, shot=2, query=4, episodes=20)
     assert sum(encoded) <= len(bank)  # not 20 episodes × 18 images
     monkeypatch.setattr(evaluation, "MEMORY", 0)
