@@ -318,3 +318,17 @@ def test_a_model_that_cannot_tell_classes_apart_says_so(cli: Cli, tmp_path: Path
     assert code == 0, err
     assert json.loads(out)["ties"] == 1
     assert "note: 100% of the queries have the same highest score for several classes" in err
+
+
+def test_the_benchmark_compares_contenders_in_one_run(cli: Cli, tmp_path: Path) -> None:
+    code, out, err = cli("bench", "--quick", "--device", "cpu", "--out", "bench", "--json")
+    assert code == 0, err
+    document = json.loads(out)
+    (row,) = document["training"]
+    assert {"loop", "vectorised", "engine"} <= row["episodes_per_second"].keys()
+    assert row["ratios"]["engine / loop"] == row["episodes_per_second"]["engine"] / row["episodes_per_second"]["loop"]
+    assert row["gflop_per_episode"] > 1
+    assert set(document["growth"]) == {"way", "shot", "image side", "permutations"}
+    assert json.loads((tmp_path / "bench" / "bench.json").read_text()) == document
+    with Image.open(tmp_path / "bench" / "bench.png") as picture:
+        assert picture.width > 800

@@ -41,7 +41,9 @@ class Episode:
         for name, images in (("support", self.support), ("query", self.query)):
             if images.dtype != torch.uint8 and not images.is_floating_point():
                 raise UsageError(f"{name} images are {images.dtype}; they are uint8 (0–255) or floating point (0–1)")
-            if images.dtype != torch.uint8 and images.device.type == "cpu":  # elsewhere looking would stall the device
+            if (
+                images.dtype != torch.uint8 and images.device.type == "cpu" and type(images) is Tensor
+            ):  # looking would stall a GPU
                 highest = float(images.detach().abs().max())
                 if not highest < BRIGHTEST:
                     raise UsageError(

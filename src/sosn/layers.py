@@ -1,6 +1,5 @@
 """Convolution blocks that run faster than their layers one by one, with the same parameters and the same values."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -60,8 +59,15 @@ class _Block:
 
     convolution: nn.Conv2d
     norm: nn.BatchNorm2d
-    pool: bool
-    relu: bool
+    after: tuple[nn.Module, ...]  # max-pooling, ReLU, both or neither
+
+    @property
+    def pool(self) -> bool:
+        return any(isinstance(layer, nn.MaxPool2d) for layer in self.after)
+
+    @property
+    def relu(self) -> bool:
+        return any(isinstance(layer, nn.ReLU) for layer in self.after)
 
     def run(self, maps: Tensor) -> Tensor:
         convolution, norm = self.convolution, self.norm
@@ -71,8 +77,9 @@ class _Block:
             else:
                 weight, bias = folded(convolution, norm)
                 maps = F.conv2d(maps, weight, bias, convolution.stride, convolution.padding)
-            maps = F.max_pool2d(maps, 2) if self.pool else maps
-            return F.relu(maps) if self.relu else maps
+            for layer in self.after:
+                maps = layer(maps)
+            return maps
         maps = F.conv2d(_channels_last(maps), convolution.weight, None, convolution.stride, convolution.padding)
         if not norm.training:
             return norm_pool_fixed(maps, *affine(convolution, norm), self.pool, self.relu)
@@ -106,18 +113,13 @@ class _Block:
 def _blocks(layers: nn.Sequential) -> list[_Block]:
     """The blocks that layers is made of."""
     found: list[_Block] = []
-    remaining: Iterator[nn.Module] = iter(layers)
-    layer = next(remaining, None)
-    while isinstance(layer, nn.Conv2d):
-        convolution, norm = layer, next(remaining)
+    starts = [place for place, layer in enumerate(layers) if isinstance(layer, nn.Conv2d)]
+    for start, end in zip(starts, [*starts[1:], len(layers)], strict=True):
+        convolution, norm, *after = layers[start:end]
+        assert isinstance(convolution, nn.Conv2d)
         assert isinstance(norm, nn.BatchNorm2d)
-        layer = next(remaining, None)
-        pool = isinstance(layer, nn.MaxPool2d)
-        layer = next(remaining, None) if pool else layer
-        relu = isinstance(layer, nn.ReLU)
-        layer = next(remaining, None) if relu else layer
-        found.append(_Block(convolution, norm, pool, relu))
-    assert layer is None
+        assert all(isinstance(layer, nn.MaxPool2d | nn.ReLU) for layer in after)
+        found.append(_Block(convolution, norm, tuple(after)))
     return found
 
 

@@ -185,3 +185,28 @@ def recipes(name: Annotated[str | None, typer.Argument(help="Print this recipe."
         _print_json(titles)
     else:
         show_recipes(titles)
+
+
+@app.command()
+def bench(
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    quick: Annotated[bool, typer.Option("--quick", help="One tiny shape, to see that it works.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder for bench.json and bench.png.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure training and evaluation on this machine: a plain loop, vectorised PyTorch and the engine side by side."""
+    from sosn.bench import run_bench
+    from sosn.cli.show import console, show_bench
+
+    document = run_bench(device, quick, lambda sentence: console.print(sentence))
+    if out is not None:
+        from sosn.files import write_atomically
+        from sosn.report.bench import save_bench_figure
+
+        out.mkdir(parents=True, exist_ok=True)
+        write_atomically(out / "bench.json", (json.dumps(document, indent=2) + "\n").encode())
+        save_bench_figure(document, out / "bench.png")
+    if as_json:
+        _print_json(document)
+    else:
+        show_bench(document)

@@ -207,3 +207,29 @@ def show_demo(result: "DemoResult") -> None:
         table.add_row(answer.truth, answer.answer, f"{answer.similarity:.2f}", "right" if answer.right else "wrong")
     out.print(table)
     out.print(f"report: {result.report}  ({result.seconds:.0f} s in all)", soft_wrap=True)
+
+
+def show_bench(document: dict[str, Any]) -> None:
+    out = Console(highlight=False)
+    out.print(f"{document['machine']}; {document['peak_tflops']:.1f} TFLOP/s in a large matrix product", soft_wrap=True)
+    table = _table("Training", "episode", "contender", "engine is", "episodes/s", "pairs/s", "of the floor", "peak GiB")
+    for row in document["training"]:
+        for name, rate in row["episodes_per_second"].items():
+            ratio, memory = row["ratios"].get(f"engine / {name}"), row["peak_gib"][name]
+            share = row["share_of_floor"].get(name)
+            table.add_row(
+                row["shape"], name, f"{ratio:.1f} × faster" if ratio else "", f"{rate:.3g}",
+                f"{row['pairs_per_second'][name]:,.0f}", f"{100 * share:.1f}%" if share else "",
+                f"{memory:.2f}" if memory else "",
+            )  # fmt: skip
+    out.print(table)
+    table = _table("Evaluation", "episode", "contender", "ms an episode")
+    for row in document["evaluation"]:
+        for name, seconds in row["seconds_per_episode"].items():
+            table.add_row(row["shape"], name, f"{1e3 * seconds:.1f}")
+    out.print(table)
+    for name, rows in document["growth"].items():
+        cells = ", ".join(f"{row['shape']}: {row['ms_per_episode']:.1f} ms" for row in rows)
+        out.print(f"growth with {name}: {cells}", soft_wrap=True)
+    if not document["easyfsl"]:
+        out.print("easyfsl is not installed: pip install easyfsl shows it beside the others", soft_wrap=True)

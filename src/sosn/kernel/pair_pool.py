@@ -6,6 +6,7 @@ means, and the variance is that of both sides plus twice the cross term, within 
 classes and over its queries at each position. In the backward pass batch norm's dense terms follow from the same means.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from sosn.kernel import on_triton
 from sosn.precision import full
 
-QUERIES = 4  # of an episode that the CPU takes at once: their maps fit in fast memory
+QUERIES = 2  # of an episode that the CPU takes at once: their maps stay in fast memory
 
 
 def plain(
@@ -99,7 +100,11 @@ def _side_moments(maps: Tensor) -> tuple[Tensor, Tensor]:
         from sosn.kernel.triton_pair_pool import side_moments
 
         return side_moments(maps)
-    return full(maps).mean(1), full(maps).var(1, correction=0)
+    rows = full(maps).permute(0, 1, 3, 4, 2).flatten(2)  # (E, M, H·W·C), as they lie in memory
+    mean = rows.mean(1)
+    var = (rows - mean.unsqueeze(1)).square_().mean(1)
+    shape = (len(maps), *maps.shape[-2:], maps.shape[2])
+    return mean.view(shape).movedim(-1, -3), var.view(shape).movedim(-1, -3)
 
 
 def _forward(support: Tensor, query: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
@@ -108,16 +113,20 @@ def _forward(support: Tensor, query: Tensor, scale: Tensor, shift: Tensor) -> Te
 
         return forward(support, query, scale, shift)
     episodes, way, channels, height, width = support.shape
-    queries = query.shape[1]
-    result = support.new_empty(episodes, queries, way, height // 2, width // 2, channels).movedim(-1, -3)
-    left = _corners(support * scale.view(-1, 1, 1) + shift.view(-1, 1, 1))  # four of (E, L, C, H/2, W/2)
-    right = _corners(query * scale.view(-1, 1, 1))
-    for first in range(0, queries, QUERIES):
-        rows = slice(first, first + QUERIES)
-        corners = [a.unsqueeze(1) + b[:, rows].unsqueeze(2) for a, b in zip(left, right, strict=True)]
-        highest = torch.maximum(torch.maximum(corners[0], corners[1]), torch.maximum(corners[2], corners[3]))
-        result[:, rows] = highest.relu_()
+    result = support.new_empty(episodes, query.shape[1], way, height // 2, width // 2, channels).movedim(-1, -3)
+    for rows, maps in _pairs(support, query, scale, shift):
+        pooled = F.max_pool2d(maps.flatten(0, 2), 2).relu_()
+        result[:, rows] = pooled.unflatten(0, maps.shape[:3])
     return result
+
+
+def _pairs(support: Tensor, query: Tensor, scale: Tensor, shift: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Normalised maps (E, q, L, C, H, W) of a few queries after the other."""
+    left = support * scale.view(-1, 1, 1) + shift.view(-1, 1, 1)
+    right = query * scale.view(-1, 1, 1)
+    for first in range(0, query.shape[1], QUERIES):
+        rows = slice(first, first + QUERIES)
+        yield rows, left.unsqueeze(1) + right[:, rows].unsqueeze(2)
 
 
 def _backward(
@@ -129,29 +138,18 @@ def _backward(
 
         return backward(support, query, gradient.movedim(-3, -1).contiguous(), scale, shift)
     support, query, gradient = full(support), full(query), full(gradient)
-    left = _corners(support * scale.view(-1, 1, 1) + shift.view(-1, 1, 1))
-    right = _corners(query * scale.view(-1, 1, 1))
-    d_support, d_query = torch.zeros_like(support), torch.zeros_like(query)
-    to_support, to_query = _corners(d_support), _corners(d_query)
-    for first in range(0, query.shape[1], QUERIES):
-        rows = slice(first, first + QUERIES)
-        corners = [a.unsqueeze(1) + b[:, rows].unsqueeze(2) for a, b in zip(left, right, strict=True)]
-        highest = torch.maximum(torch.maximum(corners[0], corners[1]), torch.maximum(corners[2], corners[3]))
-        left_over = torch.where(highest > 0, gradient[:, rows], 0.0)
-        for corner, one, other in zip(corners, to_support, to_query, strict=True):  # the first of the highest wins
-            passed = torch.where(corner == highest, left_over, 0.0)
-            left_over = left_over - passed
-            one += passed.sum(1)
-            other[:, rows] = passed.sum(2)
+    d_support, d_query = torch.zeros_like(support), torch.empty_like(query)
+    for rows, maps in _pairs(support, query, scale, shift):
+        flat = maps.flatten(0, 2)
+        pooled, winners = F.max_pool2d(flat, 2, return_indices=True)
+        passed = torch.where(pooled > 0, gradient[:, rows].flatten(0, 2), 0.0).contiguous(memory_format=torch.channels_last)
+        spread = torch.ops.aten.max_pool2d_with_indices_backward(passed, flat, [2], [2], [0], [1], False, winners)
+        spread = spread.unflatten(0, maps.shape[:3])
+        d_support += spread.sum(1)
+        d_query[:, rows] = spread.sum(2)
     total = d_support.sum((0, 1, 3, 4))
     product = (d_support * support).sum((0, 1, 3, 4)) + (d_query * query).sum((0, 1, 3, 4))
     return d_support, d_query, total, product
-
-
-def _corners(maps: Tensor) -> list[Tensor]:
-    """The four positions of every 2×2 cell, as views; an odd last row or column belongs to none."""
-    height, width = maps.shape[-2] // 2 * 2, maps.shape[-1] // 2 * 2
-    return [maps[..., y:height:2, x:width:2] for y in (0, 1) for x in (0, 1)]
 
 
 def _spread(

@@ -1,0 +1,174 @@
+"""Ways to take one training step, or to judge one episode, on the same images."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sosn.encoder import Conv4
+from sosn.episode import Episode
+from sosn.kernel import Engine, engine
+from sosn.method import SoSN
+from sosn.training.capture import CapturedStep
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What an episode is."""
+
+    way: int
+    shot: int
+    query: int  # a class
+    size: int
+    channels: int = 3
+    permutations: int = 1
+
+    def __str__(self) -> str:
+        more = f" P={self.permutations}" if self.permutations > 1 else ""
+        return f"{self.way}w{self.shot}s{self.query}q {self.size}²{more}"
+
+    @property
+    def pairs(self) -> int:
+        return self.way * self.way * self.query
+
+    def episode(self, episodes: int, device: torch.device) -> Episode:
+        """Noise in the shape of episodes."""
+        draw = torch.Generator(device).manual_seed(0)
+        image = (self.channels, self.size, self.size)
+        support, query = (
+            torch.randint(0, 256, (episodes, *count, *image), device=device, dtype=torch.uint8, generator=draw)
+            for count in ((self.way, self.shot), (self.way * self.query,))
+        )
+        labels = torch.arange(self.way, device=device).repeat_interleave(self.query).repeat(episodes, 1)
+        return Episode(support, query, labels)
+
+    def model(self, device: torch.device) -> SoSN:
+        flat = [0.5] * self.channels
+        model = SoSN(self.channels, input_size=self.size, mean=flat, std=flat, permutations=self.permutations)
+        return model.to(device)
+
+
+Step = Callable[[], object]
+
+
+def training_step(shape: Shape, episodes: int, device: torch.device, bf16: bool, name: Engine) -> Step:
+    """Vectorised training of a batch of episodes: the layers one by one, or the engine with all it has."""
+    model, episode = shape.model(device).train(), shape.episode(episodes, device)
+    cuda = device.type == "cuda"
+    optimiser = torch.optim.Adam(
+        model.parameters(), torch.tensor(1e-3, device=device) if cuda else 1e-3, fused=cuda, capturable=cuda
+    )
+
+    def step(batch: Episode) -> Tensor:
+        optimiser.zero_grad()
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            loss = model.loss(batch)
+        loss.backward()
+        optimiser.step()
+        return loss.detach()
+
+    learn = CapturedStep(step) if cuda and name == "auto" else step
+
+    def run() -> Tensor:
+        with engine(name):
+            return learn(episode)
+
+    return run
+
+
+def loop_step(shape: Shape, device: torch.device) -> Step:
+    """One episode in single precision; matrices image by image and descriptors pair by pair, as a first script would do it."""
+    model, episode = shape.model(device).train(), shape.episode(1, device)
+    optimiser = torch.optim.Adam(model.parameters(), 1e-3)
+
+    def step() -> Tensor:
+        optimiser.zero_grad()
+        relation = model.relation
+        images = torch.cat((episode.support.flatten(0, 2), episode.query.flatten(0, 1)))
+        maps = model.encoder(model.preprocessing(images, model.dtype)).flatten(2)
+        support = maps[: shape.way * shape.shot].unflatten(0, (shape.way, shape.shot))
+        classes = [relation.describe_support(one) for one in support]
+        queries = [relation.describe_query(one) for one in maps[shape.way * shape.shot :]]
+        pairs = [torch.cat((one, other)) for other in queries for one in classes]
+        logits = model.similarity(torch.stack(pairs).unsqueeze(1)).view(-1, shape.way)
+        assert episode.labels is not None
+        loss = F.mse_loss(torch.sigmoid(logits), F.one_hot(episode.labels[0], shape.way).to(logits.dtype))
+        loss.backward()
+        optimiser.step()
+        return loss.detach()
+
+    def run() -> Tensor:
+        with engine("plain"):
+            return step()
+
+    return run
+
+
+def has_easyfsl() -> bool:
+    return find_spec("easyfsl") is not None
+
+
+def easyfsl_model(shape: Shape, device: torch.device, backbone: bool = True) -> Any:
+    """easyfsl's Relation Networks on the same encoder, with its own, lighter head, in training mode."""
+    from easyfsl.methods import RelationNetworks
+
+    return RelationNetworks(Conv4(shape.channels) if backbone else None, feature_dimension=64).to(device)
+
+
+def easyfsl_step(shape: Shape, device: torch.device) -> Step:
+    """One training step of easyfsl's Relation Networks on one episode."""
+    model, episode = easyfsl_model(shape, device), shape.episode(1, device)
+    optimiser = torch.optim.Adam(model.parameters(), 1e-3)
+    support, query = (images.float() / 255 for images in (episode.support.flatten(0, 2), episode.query[0]))
+    classes = torch.arange(shape.way, device=device).repeat_interleave(shape.shot)
+
+    def step() -> Tensor:
+        assert episode.labels is not None
+        optimiser.zero_grad()
+        model.process_support_set(support, classes)
+        scores = model(query)
+        loss = F.mse_loss(scores, F.one_hot(episode.labels[0], shape.way).float())
+        loss.backward()
+        optimiser.step()
+        return loss.detach()
+
+    return step
+
+
+def judging(shape: Shape, device: torch.device, name: Engine, encoded: bool) -> Step:
+    """Scores of one episode; encoded: from feature maps that are known already."""
+    model, episode = shape.model(device).eval(), shape.episode(1, device)
+
+    def run() -> Tensor:
+        with torch.inference_mode(), engine(name):
+            return model.compare(*maps) if encoded else model(episode)
+
+    maps: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
+    with torch.inference_mode():
+        support = model.encode(episode.support.flatten(0, 2)).unflatten(0, episode.support.shape[:3])
+        maps = (support, model.encode(episode.query.flatten(0, 1)).unsqueeze(0))
+    return run
+
+
+def easyfsl_judging(shape: Shape, device: torch.device, encoded: bool) -> Step:
+    """Scores of one episode by easyfsl's Relation Networks; encoded: from feature maps that are known already."""
+    model, episode = easyfsl_model(shape, device, backbone=not encoded), shape.episode(1, device)
+    model.eval()
+    support, query = (images.float() / 255 for images in (episode.support.flatten(0, 2), episode.query[0]))
+    classes = torch.arange(shape.way, device=device).repeat_interleave(shape.shot)
+    if encoded:
+        encoder = Conv4(shape.channels).to(device).eval()
+        with torch.inference_mode():
+            support, query = encoder(support), encoder(query)
+
+    def run() -> Tensor:
+        with torch.inference_mode():
+            model.process_support_set(support, classes)
+            scores: Tensor = model(query)
+            return scores
+
+    return run

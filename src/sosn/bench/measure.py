@@ -1,0 +1,169 @@
+"""Timings: contenders take turns, so that what else the machine does falls on all of them alike."""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import sosn
+from sosn.bench.contenders import (
+    Shape,
+    Step,
+    easyfsl_judging,
+    easyfsl_step,
+    has_easyfsl,
+    judging,
+    loop_step,
+    training_step,
+)
+from sosn.device import machine, resolve_device
+from sosn.kernel import engine
+from sosn.memory import keep_freed_memory
+
+SHAPES = (Shape(5, 1, 15, 84), Shape(5, 5, 10, 84), Shape(20, 1, 5, 28, 1), Shape(20, 1, 10, 28, 1), Shape(5, 1, 5, 224))
+QUICK = (Shape(5, 1, 1, 28, 1),)
+GROWTH = {
+    "way": [Shape(way, 1, 1, 28, 1) for way in (5, 10, 20, 50, 100)],
+    "shot": [Shape(5, shot, 5, 28, 1) for shot in (1, 5, 10, 20)],
+    "image side": [Shape(5, 1, 5, size) for size in (28, 56, 84, 112, 224)],
+    "permutations": [Shape(5, 1, 5, 84, permutations=count) for count in (1, 3, 5, 10)],
+}
+EPISODES = {"cuda": 8, "cpu": 1}  # in a step of the vectorised contenders
+MANY = 32  # episodes in a step of the engine where a GPU has the memory for it
+
+
+def run_bench(device: str = "auto", quick: bool = False, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """Measure training, evaluation and growth on this machine. quick: one tiny shape, to see that it works."""
+    keep_freed_memory()
+    place = resolve_device(device)
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        peak = _peak(place, quick)
+        shapes = QUICK if quick else SHAPES
+        document: dict[str, Any] = {
+            "machine": machine() if place.type == "cuda" else f"CPU, {torch.get_num_threads()} threads",
+            "versions": {"sosn": sosn.__version__, "torch": torch.__version__},
+            "peak_tflops": peak / 1e12,
+            "easyfsl": has_easyfsl(),
+            "training": [],
+            "evaluation": [],
+            "growth": {},
+        }
+        for shape in shapes:
+            say(f"training, {shape}")
+            document["training"].append(_training(shape, place, peak, quick))
+        for shape in shapes[:1] if place.type == "cpu" else shapes:
+            say(f"evaluation, {shape}")
+            document["evaluation"].append(_evaluation(shape, place, quick))
+        for name, row in GROWTH.items():
+            say(f"growth with {name}")
+            document["growth"][name] = [_growth(shape, place) for shape in (row[:1] if quick else row)]
+    finally:
+        torch.backends.cudnn.benchmark = before
+    return document
+
+
+def _training(shape: Shape, device: torch.device, peak: float, quick: bool) -> dict[str, Any]:
+    """Episodes a second of every contender, and what the engine gains over each."""
+    episodes, bf16 = EPISODES[device.type], device.type == "cuda"
+    makers: dict[str, tuple[int, Callable[[], Step]]] = {
+        "loop": (1, partial(loop_step, shape, device)),
+        "vectorised": (episodes, partial(training_step, shape, episodes, device, bf16, "plain")),
+        "engine": (episodes, partial(training_step, shape, episodes, device, bf16, "auto")),
+    }
+    if device.type == "cuda" and shape.pairs <= 1_000:
+        makers["engine, many episodes"] = (MANY, partial(training_step, shape, MANY, device, bf16, "auto"))
+    if has_easyfsl():
+        makers["easyfsl"] = (1, partial(easyfsl_step, shape, device))
+    seconds, memory = _take_turns({name: maker for name, (_, maker) in makers.items()}, device, quick)
+    rates = {name: makers[name][0] / seconds[name] for name in makers}
+    best = max(rate for name, rate in rates.items() if name.startswith("engine"))
+    work = _work(shape, device)
+    return {
+        "shape": str(shape),
+        "ratios": {f"engine / {name}": best / rate for name, rate in rates.items() if not name.startswith("engine")},
+        "episodes_per_second": rates,
+        "pairs_per_second": {name: rate * shape.pairs for name, rate in rates.items()},
+        "episodes_per_step": {name: count for name, (count, _) in makers.items()},
+        "peak_gib": memory,
+        "gflop_per_episode": work / 1e9,
+        "share_of_floor": {name: rate * work / peak for name, rate in rates.items() if name != "easyfsl"},
+    }
+
+
+def _evaluation(shape: Shape, device: torch.device, quick: bool) -> dict[str, Any]:
+    """Seconds an episode, with encoding and from feature maps that are known."""
+    makers: dict[str, Callable[[], Step]] = {}
+    for known, label in ((False, "with encoding"), (True, "features known")):
+        makers[f"plain, {label}"] = partial(judging, shape, device, "plain", known)
+        makers[f"engine, {label}"] = partial(judging, shape, device, "auto", known)
+        if has_easyfsl():
+            makers[f"easyfsl, {label}"] = partial(easyfsl_judging, shape, device, known)
+    seconds, _ = _take_turns(makers, device, quick)
+    return {"shape": str(shape), "seconds_per_episode": seconds}
+
+
+def _growth(shape: Shape, device: torch.device) -> dict[str, Any]:
+    """Milliseconds that the engine takes to train one episode."""
+    seconds, memory = _take_turns(
+        {"engine": partial(training_step, shape, 1, device, device.type == "cuda", "auto")}, device, True
+    )
+    return {"shape": str(shape), "ms_per_episode": 1e3 * seconds["engine"], "peak_gib": memory["engine"]}
+
+
+def _take_turns(
+    makers: dict[str, Callable[[], Step]], device: torch.device, quick: bool
+) -> tuple[dict[str, float], dict[str, float | None]]:
+    """Seconds a call (the median of several turns) and peak memory on a GPU, of contenders that run one after the other."""
+    rounds, cuda = 1 if quick else 3, device.type == "cuda"
+    calls = 1 if quick else (10 if cuda else 2)
+    memory: dict[str, float | None] = dict.fromkeys(makers)
+    steps: dict[str, Step] = {}
+    for name, maker in makers.items():
+        gc.collect()
+        if cuda:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        held = torch.cuda.memory_allocated() if cuda else 0
+        steps[name] = maker()
+        for _ in range(5 if cuda else 1):
+            steps[name]()
+        if cuda:
+            torch.cuda.synchronize()
+            memory[name] = (torch.cuda.max_memory_allocated() - held) / 2**30
+    turns: dict[str, list[float]] = {name: [] for name in makers}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            began = time.perf_counter()
+            for _ in range(calls):
+                step()
+            if cuda:
+                torch.cuda.synchronize()
+            turns[name].append((time.perf_counter() - began) / calls)
+    return {name: statistics.median(times) for name, times in turns.items()}, memory
+
+
+def _work(shape: Shape, device: torch.device) -> float:
+    """Floating-point operations of one training episode, forward and backward, as the plain layers do them."""
+    model, episode = shape.model(device).train(), shape.episode(1, device)
+    with FlopCounterMode(display=False) as counter, engine("plain"):
+        model.loss(episode).backward()
+    return float(counter.get_total_flops())
+
+
+def _peak(device: torch.device, quick: bool) -> float:
+    """Operations a second of a large matrix product here, in the precision that training uses."""
+    size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (2048, torch.float32)
+    matrix = torch.randn(size if not quick else 256, size if not quick else 256, device=device, dtype=dtype)
+
+    def product() -> torch.Tensor:
+        return matrix @ matrix
+
+    seconds, _ = _take_turns({"product": lambda: product}, device, quick)
+    return 2 * len(matrix) ** 3 / seconds["product"]

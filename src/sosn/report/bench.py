@@ -1,0 +1,42 @@
+"""A benchmark as a figure."""
+
+from pathlib import Path
+from typing import Any, cast
+
+from matplotlib.figure import Figure
+
+
+def bench_figure(document: dict[str, Any]) -> Figure:
+    """Training rates of every contender, and how the cost of an episode grows."""
+    figure = Figure(figsize=(12, 7), layout="constrained")
+    top, bottom = cast(Any, figure.subfigures(2, 1))
+    axes = top.subplots(1, len(document["training"]), squeeze=False)[0]
+    colours = {"loop": "#9aa5b1", "vectorised": "#5c7fa3", "easyfsl": "#d8a657"}
+    for axis, row in zip(axes, document["training"], strict=True):
+        rates = row["episodes_per_second"]
+        bars = axis.barh(list(rates), list(rates.values()), color=[colours.get(name, "#1b2a41") for name in rates])
+        axis.bar_label(bars, fmt="%.3g", padding=3)
+        axis.set(title=row["shape"], xlabel="episodes/s", xscale="log", xmargin=0.25)
+        axis.invert_yaxis()
+        if axis is not axes[0] and len(rates) == len(document["training"][0]["episodes_per_second"]):
+            axis.set_yticklabels([])
+    below = bottom.subplots(1, len(document["growth"]), squeeze=False)[0]
+    for axis, (name, rows) in zip(below, document["growth"].items(), strict=True):
+        values = [_varied(name, row["shape"]) for row in rows]
+        axis.plot(values, [row["ms_per_episode"] for row in rows], "o-", color="#1b2a41")
+        axis.set(xlabel=name, title=f"{rows[0]['shape']} and more", ylim=(0, None))
+    below[0].set_ylabel("ms to train an episode")
+    figure.suptitle(f"sosn bench on {document['machine']}")
+    return figure
+
+
+def _varied(name: str, shape: str) -> float:
+    """What varies, from a shape such as 5w1s15q 84² P=3."""
+    sizes, image, *more = shape.split()
+    way, shot = sizes.split("w")[0], sizes.split("w")[1].split("s")[0]
+    found = {"way": way, "shot": shot, "image side": image.rstrip("²"), "permutations": more[0][2:] if more else "1"}
+    return float(found[name])
+
+
+def save_bench_figure(document: dict[str, Any], path: Path) -> None:
+    bench_figure(document).savefig(path, dpi=110)
