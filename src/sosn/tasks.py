@@ -34,6 +34,7 @@ def evaluate_model(
 ) -> tuple[Evaluation, EvaluationSettings]:
     """Evaluate a model by name or folder on the data it was trained for, or on other data."""
     method, recipe = load_with_recipe(model)
+    method.check_trained()
     settings, recipe = _settings(recipe, overrides)
     device = resolve_device(settings.device)
     bank = open_bank(recipe.data.name, settings.split, recipe.data.min_images, **recipe.data.options).to(device)

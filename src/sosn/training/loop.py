@@ -65,6 +65,8 @@ def build(recipe: Recipe, bank: Bank) -> Method:
     """The method of a recipe, fitted to the images of a bank, with weights from the recipe's seed."""
     wanted, kind = recipe.model.options, method_class(recipe.model.method)
     options: dict[str, Any] = {"channels": bank.channels, "input_size": bank.size}
+    if "classes" in annotations(kind):  # of those methods that learn to tell the training classes apart
+        options["classes"] = len(bank.names)
     if recipe.data.standardise and "mean" in annotations(kind) and not {"mean", "std"} & wanted.keys():
         mean, std = bank.mean_std()
         mean = [1 - value for value in mean] if wanted.get("polarity") == "inverted" else mean  # it is applied after that
@@ -180,6 +182,7 @@ class Trainer:
     def keep(self, selection: dict[str, Any]) -> None:
         """Write the judged weights as the run's model."""
         about = {"recipe": self.recipe.to_table(), "step": self.step, "selection": selection}
+        self.judged.trained = True
         save_method(self.run.weights, self.judged, about)
 
     def save(self) -> None:

@@ -1,0 +1,114 @@
+"""MAML: weights from which a few steps of gradient descent solve a new task."""
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sosn.encoder import EncoderName
+from sosn.episode import Episode
+from sosn.errors import UsageError
+from sosn.method.adaptation import Moments, Weights, descend, for_each_episode, remember, run_with, start
+from sosn.method.base import constructor_arguments
+from sosn.method.encoded import SoftmaxMethod
+from sosn.precision import full
+from sosn.preprocessing import Polarity
+
+
+class MAML(SoftmaxMethod):
+    """Finn, Abbeel & Levine, "Model-Agnostic Meta-Learning for Fast Adaptation of Deep Networks", ICML 2017.
+
+    Taken: encoder and linear head, steps of gradient descent on a task's support images, cross-entropy of the queries after
+    them; gradients through those steps, or not (first_order). The head has an output for each class, so an episode must
+    have as many classes as outputs and their order matters; head="shared" starts every class from the same learnt row
+    (Ye & Chao, "How to Train Your MAML to Excel in Few-Shot Classification", ICLR 2022), for any number of classes in any
+    order. Tasks of a batch are adapted all at once.
+
+    Batch norm: in training, each pass of a task's support or query images is normalised by itself, and running statistics
+    are averages over these passes; they are used in evaluation. The authors' way, by the batch at test time too, is
+    statistics="batch". Left out: their strided encoder for Omniglot, regression, reinforcement learning.
+    """
+
+    name: ClassVar[str] = "maml"
+    adapts = True
+
+    def __init__(
+        self,
+        channels: int = 3,
+        input_size: int = 84,
+        encoder: EncoderName = "conv4_pooled",
+        encoder_width: int = 64,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        polarity: Polarity = "as_is",
+        outputs: int = 5,
+        head: Literal["learned", "shared"] = "learned",
+        inner_steps: int = 5,
+        test_steps: int = 10,
+        inner_rate: float = 0.01,
+        first_order: bool = False,
+    ) -> None:
+        super().__init__(constructor_arguments(locals()))
+        for name, value, least in (("outputs", outputs, 2), ("inner_steps", inner_steps, 0), ("test_steps", test_steps, 0)):
+            if value < least:
+                raise UsageError(f"{name} is {value}; it must be {least} or more")
+        if head not in ("learned", "shared"):
+            raise UsageError(f"head is {head!r}; choose learned or shared")
+        if not inner_rate > 0:
+            raise UsageError(f"inner_rate is {inner_rate}; it must be above 0")
+        self.shared, self.outputs, self.first_order = head == "shared", outputs, first_order
+        self.inner_steps, self.test_steps, self.rate = inner_steps, test_steps, inner_rate
+        self.head = nn.Linear(self.features, 1 if self.shared else outputs)
+
+    def logits(self, episode: Episode, separately: bool = False) -> Tensor:
+        if not self.shared and episode.way != self.outputs:
+            raise UsageError(
+                f"the episode has {episode.way} classes and MAML's head {self.outputs} outputs: train with "
+                f"outputs={episode.way}, or with head=shared for any number"
+            )
+        weights = start(self.encoder.blocks, "blocks.") | start(self.head, "head.")
+        if self.shared:
+            weights |= {
+                name: weights[name].expand(episode.way, *weights[name].shape[1:]) for name in ("head.weight", "head.bias")
+            }
+        truth = torch.arange(episode.way, device=self.device).repeat_interleave(episode.shot)
+        steps = self.inner_steps if self.training else self.test_steps
+
+        def solve(support: Tensor, query: Tensor) -> tuple[Tensor, Moments]:
+            """One task: logits of its queries after descent, and the moments of each batch norm, averaged over passes."""
+
+            def loss(weights: Weights) -> tuple[Tensor, Moments]:
+                logits, moments = self.apply_with(weights, support)
+                return F.cross_entropy(logits, truth), moments
+
+            fast: Weights = weights
+            passes = []
+            for _ in range(steps):
+                fast, moments = descend(loss, fast, self.rate, self.first_order)
+                passes.append(moments)
+            logits, moments = self.apply_with(fast, query)
+            return logits, _averaged([*passes, moments])
+
+        support, query = self.images(episode)
+        logits, moments = for_each_episode(
+            solve, support.unflatten(0, (len(episode), -1)), query.unflatten(0, (len(episode), -1))
+        )
+        norms = [layer for layer in self.encoder.blocks if isinstance(layer, nn.BatchNorm2d)]
+        if moments:
+            remember(norms, [(mean.mean(0), variance.mean(0)) for mean, variance in moments])
+        return logits  # type: ignore[no-any-return]
+
+    def apply_with(self, weights: Weights, images: Tensor) -> tuple[Tensor, Moments]:
+        """Logits of images (B, C, H, W) with these weights: (B, L); and the moments of each batch norm in training mode."""
+        maps, moments = run_with(weights, "blocks.", self.encoder.blocks, images)
+        return full(F.linear(maps.flatten(1), weights["head.weight"], weights["head.bias"])), moments
+
+
+def _averaged(passes: list[Moments]) -> Moments:
+    """Moments of each layer, averaged over passes."""
+    return [
+        (torch.stack([mean for mean, _ in layer]).mean(0), torch.stack([variance for _, variance in layer]).mean(0))
+        for layer in zip(*passes, strict=True)
+    ]

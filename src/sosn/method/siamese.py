@@ -1,0 +1,46 @@
+"""Siamese net: learns to say whether two images show the same."""
+
+from collections.abc import Sequence
+from typing import ClassVar, cast
+
+from torch import Tensor, nn
+
+from sosn.encoder import EncoderName
+from sosn.episode import Episode
+from sosn.method.base import LossName, constructor_arguments
+from sosn.method.encoded import EncodedMethod
+from sosn.precision import full
+from sosn.preprocessing import Polarity
+
+
+class SiameseNet(EncodedMethod):
+    """Koch, Zemel & Salakhutdinov, "Siamese Neural Networks for One-shot Image Recognition", ICML workshop 2015.
+
+    Taken: both images through the same network and a sigmoid layer, the learnt weighting of the absolute differences, its
+    sigmoid as score, binary cross-entropy with as much weight on same as on different pairs. Left out: their encoder (here
+    the one all methods share), their pairs drawn one by one (here all pairs of an episode), layer-wise rates and their
+    search. They have one shot; of several, the logits are averaged.
+    """
+
+    name: ClassVar[str] = "siamese"
+    own_loss: ClassVar[LossName] = "binary_cross_entropy"
+
+    def __init__(
+        self,
+        channels: int = 3,
+        input_size: int = 84,
+        encoder: EncoderName = "conv4_pooled",
+        encoder_width: int = 64,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        polarity: Polarity = "as_is",
+        embedding: int = 256,
+    ) -> None:
+        super().__init__(constructor_arguments(locals()))
+        self.embed = nn.Sequential(nn.Linear(self.features, embedding), nn.Sigmoid())
+        self.compare = nn.Linear(embedding, 1)
+
+    def logits(self, episode: Episode, separately: bool = False) -> Tensor:
+        support, query = (full(cast(Tensor, self.embed(vectors))) for vectors in self.vectors(episode, separately))
+        differences = (query[:, :, None, None] - support.unsqueeze(1)).abs()  # (E, Q, L, Z, D)
+        return full(cast(Tensor, self.compare(differences))).squeeze(-1).mean(3)
