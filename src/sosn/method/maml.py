@@ -1,7 +1,7 @@
 """MAML: weights from which a few steps of gradient descent solve a new task."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from sosn.encoder import EncoderName
 from sosn.episode import Episode
 from sosn.errors import UsageError
-from sosn.method.adaptation import Moments, Weights, descend, for_each_episode, remember, run_with, start
+from sosn.method.adaptation import Moments, Weights, descend, for_each_episode, run_with, start
 from sosn.method.base import constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
 from sosn.precision import full
@@ -26,8 +26,9 @@ class MAML(SoftmaxMethod):
     (Ye & Chao, "How to Train Your MAML to Excel in Few-Shot Classification", ICLR 2022), for any number of classes in any
     order. Tasks of a batch are adapted all at once.
 
-    Batch norm: in training, each pass of a task's support or query images is normalised by itself, and running statistics
-    are averages over these passes; they are used in evaluation. The authors' way, by the batch at test time too, is
+    Batch norm: support images of a task are normalised by their own moments, its queries by the moments of the support
+    images under the same weights, in training as in evaluation (Bronskill et al., "TaskNorm", ICML 2020, call it MetaBN), so
+    queries do not help one another and running statistics are not used. The authors' way, queries by their own moments, is
     statistics="batch". Left out: their strided encoder for Omniglot, regression, reinforcement learning.
     """
 
@@ -76,39 +77,22 @@ class MAML(SoftmaxMethod):
         truth = torch.arange(episode.way, device=self.device).repeat_interleave(episode.shot)
         steps = self.inner_steps if self.training else self.test_steps
 
-        def solve(support: Tensor, query: Tensor) -> tuple[Tensor, Moments]:
-            """One task: logits of its queries after descent, and the moments of each batch norm, averaged over passes."""
+        def solve(support: Tensor, query: Tensor) -> Tensor:
+            """Logits of the queries of one task after descent."""
 
-            def loss(weights: Weights) -> tuple[Tensor, Moments]:
-                logits, moments = self.apply_with(weights, support)
-                return F.cross_entropy(logits, truth), moments
+            def loss(weights: Weights) -> Tensor:
+                return F.cross_entropy(self.apply_with(weights, support)[0], truth)
 
             fast: Weights = weights
-            passes = []
             for _ in range(steps):
-                fast, moments = descend(loss, fast, self.rate, self.first_order)
-                passes.append(moments)
-            logits, moments = self.apply_with(fast, query)
-            return logits, _averaged([*passes, moments])
+                fast = descend(loss, fast, self.rate, self.first_order)
+            moments = None if separately else self.apply_with(fast, support)[1]
+            return self.apply_with(fast, query, moments)[0]
 
-        support, query = self.images(episode)
-        logits, moments = for_each_episode(
-            solve, support.unflatten(0, (len(episode), -1)), query.unflatten(0, (len(episode), -1))
-        )
-        norms = [layer for layer in self.encoder.blocks if isinstance(layer, nn.BatchNorm2d)]
-        if moments:
-            remember(norms, [(mean.mean(0), variance.mean(0)) for mean, variance in moments])
-        return logits  # type: ignore[no-any-return]
+        support, query = (images.unflatten(0, (len(episode), -1)) for images in self.images(episode))
+        return cast(Tensor, for_each_episode(solve, support, query))
 
-    def apply_with(self, weights: Weights, images: Tensor) -> tuple[Tensor, Moments]:
-        """Logits of images (B, C, H, W) with these weights: (B, L); and the moments of each batch norm in training mode."""
-        maps, moments = run_with(weights, "blocks.", self.encoder.blocks, images)
-        return full(F.linear(maps.flatten(1), weights["head.weight"], weights["head.bias"])), moments
-
-
-def _averaged(passes: list[Moments]) -> Moments:
-    """Moments of each layer, averaged over passes."""
-    return [
-        (torch.stack([mean for mean, _ in layer]).mean(0), torch.stack([variance for _, variance in layer]).mean(0))
-        for layer in zip(*passes, strict=True)
-    ]
+    def apply_with(self, weights: Weights, images: Tensor, moments: Moments | None = None) -> tuple[Tensor, Moments]:
+        """Logits (B, L) of images (B, C, H, W) with these weights, and the moments that batch norm used: these or their own."""
+        maps, used = run_with(weights, "blocks.", self.encoder.blocks, images, moments)
+        return full(F.linear(maps.flatten(1), weights["head.weight"], weights["head.bias"])), used

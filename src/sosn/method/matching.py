@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from sosn.encoder import EncoderName
 from sosn.episode import Episode
 from sosn.errors import UsageError
-from sosn.method.adaptation import Weights, descend, for_each_episode, run_with, start
+from sosn.method.adaptation import Weights, descend, for_each_episode, run_with, running_moments, start
 from sosn.method.base import constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
 from sosn.metric import nearness
@@ -81,19 +81,19 @@ class MatchingNet(SoftmaxMethod):
         weights = start(self.encoder.blocks, "")
         way, shot = episode.way, episode.shot
         truth = torch.arange(way, device=self.device).repeat_interleave(shot)
+        blocks, moments = self.encoder.blocks, running_moments(self.encoder.blocks)
 
         def embed(weights: Weights, images: Tensor) -> Tensor:
-            return full(run_with(weights, "", self.encoder.blocks, images)[0].flatten(1))
+            return full(run_with(weights, "", blocks, images, moments)[0].flatten(1))
 
         def solve(support: Tensor, query: Tensor) -> Tensor:
-            def loss(weights: Weights) -> tuple[Tensor, Tensor]:
+            def loss(weights: Weights) -> Tensor:
                 vectors = embed(weights, support)
-                value = F.cross_entropy(self.attend(vectors.unflatten(0, (way, shot)), vectors), truth)
-                return value, value
+                return F.cross_entropy(self.attend(vectors.unflatten(0, (way, shot)), vectors), truth)
 
             tuned: Weights = weights
             for _ in range(self.fine_tune_steps):
-                tuned, _ = descend(loss, tuned, self.fine_tune_rate, first_order=True)
+                tuned = descend(loss, tuned, self.fine_tune_rate, first_order=True)
             return self.attend(embed(tuned, support).unflatten(0, (way, shot)), embed(tuned, query))
 
         support, query = (images.unflatten(0, (len(episode), -1)) for images in self.images(episode))

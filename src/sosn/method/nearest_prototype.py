@@ -8,7 +8,7 @@ from torch import Tensor
 from sosn.encoder import Conv4, Conv4Pooled, EncoderName
 from sosn.episode import Episode
 from sosn.errors import UsageError
-from sosn.method.base import Method, constructor_arguments
+from sosn.method.base import Method, batch_norms, constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
 from sosn.metric import MetricName, check_metric, nearness
 from sosn.power_norm import PowerNorm, PowerNormName
@@ -63,6 +63,10 @@ class NearestPrototype(SoftmaxMethod):
         encoder = getattr(model, "encoder", None)
         if not isinstance(encoder, Conv4 | Conv4Pooled) or model.config.get("features") == "linear":
             raise UsageError(f"method {model.name!r} has no conv4 encoder that ends in a ReLU: give another model")
+        if model.trained and any(int(layer.num_batches_tracked or 0) == 0 for layer in batch_norms(encoder)):
+            raise UsageError(
+                f"method {model.name!r} keeps no running statistics, which frozen features need: give another model"
+            )
         taken = ("channels", "input_size", "encoder", "encoder_width", "mean", "std", "polarity")
         method = cls(**{name: model.config[name] for name in taken} | options)
         method.encoder.load_state_dict(encoder.state_dict())

@@ -17,7 +17,8 @@ class SiameseNet(EncodedMethod):
     """Koch, Zemel & Salakhutdinov, "Siamese Neural Networks for One-shot Image Recognition", ICML workshop 2015.
 
     Taken: both images through the same network and a sigmoid layer, the learnt weighting of the absolute differences, its
-    sigmoid as score, binary cross-entropy with as much weight on same as on different pairs. Left out: their encoder (here
+    sigmoid as score, binary cross-entropy with as much weight on same as on different pairs, their
+    initialisation of these two layers. Left out: their encoder (here
     the one all methods share), their pairs drawn one by one (here all pairs of an episode), layer-wise rates and their
     search. They have one shot; of several, the logits are averaged.
     """
@@ -39,6 +40,10 @@ class SiameseNet(EncodedMethod):
         super().__init__(constructor_arguments(locals()))
         self.embed = nn.Sequential(nn.Linear(self.features, embedding), nn.Sigmoid())
         self.compare = nn.Linear(embedding, 1)
+        for layer in (self.embed[0], self.compare):
+            assert isinstance(layer, nn.Linear)
+            nn.init.normal_(layer.weight, 0.0, 0.2)
+            nn.init.normal_(layer.bias, 0.5, 0.01)
 
     def logits(self, episode: Episode, separately: bool = False) -> Tensor:
         support, query = (full(cast(Tensor, self.embed(vectors))) for vectors in self.vectors(episode, separately))
