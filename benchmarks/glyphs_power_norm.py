@@ -2,8 +2,10 @@
 
     python benchmarks/glyphs_power_norm.py --out results/glyphs-power-norm.json
 
-Rows hold accuracies by seed: whether a difference is more than the luck of a seed is for a test over seeds to say. Every
-model sees the same training episodes for the same seed and is judged on the same test episodes; nothing is selected on them.
+A seed stands for a world of its own: other alphabets, other weights, other episodes. Rows hold accuracies by seed: whether a
+difference is more than the luck of a seed is for a test over seeds to say. Every norm sees the same training episodes for the
+same seed and is judged on the same test episodes; nothing is selected on them. The default recipe was settled on seed 0, so
+the default seeds here leave it out.
 """
 
 import argparse
@@ -19,7 +21,6 @@ import torch
 import sosn
 from sosn.device import machine
 from sosn.evaluation import Evaluation, compare, evaluate
-from sosn.memory import keep_freed_memory
 from sosn.recipe import load_recipe, override
 from sosn.training import train
 from sosn.training.loop import open_split
@@ -29,8 +30,7 @@ RECIPE = "glyphs-5w1s"
 
 def run(norm: str, seed: int, overrides: list[str]) -> Evaluation:
     """Train one model and evaluate it on 600 test episodes."""
-    keep_freed_memory()
-    recipe = override(load_recipe(RECIPE), [*overrides, f"power_norm={norm}", f"seed={seed}"])
+    recipe = override(load_recipe(RECIPE), [*overrides, f"power_norm={norm}", f"seed={seed}", f"data.seed={seed}"])
     with tempfile.TemporaryDirectory() as folder:
         method = train(recipe, Path(folder) / "run").method
     bank = open_split(recipe, "test").to(method.device)
@@ -51,7 +51,7 @@ def rows(results: dict[tuple[str, int], Evaluation], norms: list[str], seeds: li
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--norms", nargs="+", default=["sigme", "asinhe", "none"])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(range(100, 112)))
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("overrides", nargs="*", default=[])

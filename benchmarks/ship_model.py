@@ -14,7 +14,6 @@ import torch
 
 import sosn
 from sosn.device import machine
-from sosn.memory import keep_freed_memory
 from sosn.models import load_with_recipe, model_path, pack
 from sosn.tasks import evaluate_model
 
@@ -28,7 +27,6 @@ def main() -> None:
     parser.add_argument("name")
     parser.add_argument("--split", default="val", choices=["val", "test"])
     wanted = parser.parse_args()
-    keep_freed_memory()
     shelf = Path(str(resources.files("sosn"))) / "models"
     target = shelf / f"{wanted.name}.safetensors"
     pack(model_path(str(wanted.run)), target)

@@ -5,10 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-import torch
 from scipy import stats
-
-from sosn.evaluation import mean_ci95
 
 ROOT = Path(__file__).parent.parent
 
@@ -20,16 +17,17 @@ def fill(text: str) -> str:
     text = _put(text, "demo.pixels", f"{100 * demo['pixels']:.1f}")
     text = _put(text, "demo.seconds", f"{demo['seconds']:.0f}")
     text = _put(text, "power-norm.seeds", str(len(norms["seeds"])))
-    rows = ["| norm | accuracy, % | SigmE minus this, points | by seed | p |", "|---|---|---|---|---|"]
+    rows = ["| norm | accuracy, % | SigmE minus this, points | SigmE ahead in | p |", "|---|---|---|---|---|"]
     for row in norms["rows"]:
-        mean, half = mean_ci95(torch.tensor(row["by_seed"], dtype=torch.float64))
-        cells = [row["norm"], _percent(mean, half, 2), "", "", ""]
+        cells = [row["norm"], _over_seeds(row["by_seed"], 2), "", "", ""]
         if "first_minus_this" in row:
             by_seed = row["first_minus_this"]
-            cells[2] = _percent(*mean_ci95(torch.tensor(by_seed, dtype=torch.float64)), 2)
-            cells[3] = ", ".join(f"{100 * difference:+.2f}" for difference in by_seed)
+            cells[2] = _over_seeds(by_seed, 2)
+            cells[3] = f"{sum(difference > 0 for difference in by_seed)} of {len(by_seed)}"
             cells[4] = f"{stats.ttest_1samp(by_seed, 0).pvalue:.2f}"
         rows.append(f"| {' | '.join(cells)} |")
+    sigme = norms["rows"][0]["by_seed"]
+    text = _put(text, "fresh", f"{_over_seeds(sigme, 1)}% on average, {100 * min(sigme):.1f} to {100 * max(sigme):.1f}%")
     text = _put(text, "power-norm", "\n" + "\n".join(rows) + "\n")
     shown = _accuracy(_read("src/sosn/models/glyphs.json"), 2)
     return re.sub(r"# [\d.]+ ± [\d.]+%: mean and", f"# {shown}%: mean and", text)
@@ -42,6 +40,12 @@ def _read(name: str) -> dict[str, Any]:
 
 def _accuracy(figures: dict[str, Any], digits: int) -> str:
     return _percent(figures["accuracy"], figures["ci95"], digits)
+
+
+def _over_seeds(values: list[float], digits: int) -> str:
+    """Mean and 95% confidence interval over a few seeds (Student's t), in percent."""
+    half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
+    return _percent(sum(values) / len(values), half, digits)
 
 
 def _percent(mean: float, half: float, digits: int) -> str:

@@ -1,14 +1,20 @@
 """The command line: what it prints, where, and with which exit code."""
 
+import contextlib
 import json
+import os
+import pty
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
+import sosn
 from sosn.cli import main
 from sosn.recipe import shipped
 from test_training import TINY
@@ -96,6 +102,7 @@ def test_the_demo_trains_evaluates_classifies_and_writes_a_report(cli: Cli, tmp_
     page = (tmp_path / "shown" / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 5
     assert "synthetic" in page
+    assert "trained in" in page
     assert f"{100 * figures['accuracy']:.2f}" in page
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "letter.txt").write_text("mine")
@@ -143,7 +150,11 @@ def test_models_are_listed(cli: Cli) -> None:
         (("train", "glyphs-5w1s", "steps=many"), 2, "must be a whole number"),
         (("train", "glyphs-5w1s", "eta=-1"), 2, "eta is -1.0"),
         (("train", "glyphs-5w1s", "way=1"), 2, "way is 1"),
-        (("train", "glyphs-5w1s", "data=folder:nowhere"), 1, "there is no folder 'nowhere'"),
+        (("train", "glyphs-5w1s", "data=folder:nowhere"), 1, "nowhere': give one that holds a folder of images"),
+        (("train", "glyphs-5w1s", "--steps", "3"), 2, "steps=VALUE"),
+        (("eval", "glyphs", "--shot=3"), 2, "shot=VALUE"),
+        (("models", "glyph"), 2, "did you mean 'glyphs'?"),
+        (("recipes", str(Path(sosn.__file__).parent / "models" / "glyphs.safetensors")), 2, "is no recipe"),
         (("train", "glyphs-5w1s", "shot=30"), 1, "30-shot with 1 queries needs 31"),
         (("train", "glyphs-5w1s", "device=banana"), 2, "device is 'banana'"),
         (("train", "glyphs-5w1s", "way=400"), 1, "lower way"),
@@ -196,10 +207,11 @@ def test_an_interrupted_training_says_how_to_go_on(cli: Cli, monkeypatch: pytest
     words = ("train", "glyphs-5w1s", *TINY, "steps=5", "every=5", "--out", "run")
     monkeypatch.setattr(Trainer, "advance", interrupt_at_three)
     code, _, err = cli(*words)
-    assert code == 1
-    assert "--resume" in err
+    assert code == 130
+    assert "`sosn train run --resume`" in err
+    assert err.endswith("stopped\n")
     monkeypatch.setattr(Trainer, "advance", advance)
-    assert cli(*words, "--resume")[0] == 0
+    assert cli("train", "run", "--resume")[0] == 0
     assert (tmp_path / "run" / "result.json").exists()
 
 
@@ -234,3 +246,74 @@ def test_data_is_prepared_listed_checked_and_shown(cli: Cli, tmp_path: Path, mon
     code, _, err = cli("data", "prepare", "mini-imagenet", "--from", "nowhere")
     assert code == 1
     assert "there is no 'nowhere'" in err
+
+
+def test_a_second_demo_keeps_the_report_until_the_new_one_is_there(cli: Cli, tmp_path: Path) -> None:
+    words = [word for word in TINY if not word.startswith("drawings")]
+    assert cli("demo", *words, "steps=2", "every=2", "--out", "shown")[0] == 0
+    first = (tmp_path / "shown" / "report.html").read_text()
+    assert cli("demo", *words, "steps=2", "every=2", "learning_rate=1e30", "warmup=0", "--out", "shown")[0] == 1
+    assert (tmp_path / "shown" / "report.html").read_text() == first
+    assert cli("demo", *words, "steps=2", "every=2", "seed=1", "--out", "shown")[0] == 0
+    assert (tmp_path / "shown" / "report.html").read_text() != first
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_standard_output_is_an_error() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "sosn", "models"]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 1
+    assert "No space left" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_polite_kill_ends_as_an_interrupt_does(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sosn", "train", "glyphs-5w1s", *TINY, "steps=100000", "--out", str(tmp_path / "run")]
+    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "run" / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    child.send_signal(signal.SIGTERM)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert f"`sosn train {tmp_path / 'run'} --resume`" in err
+
+
+def test_a_terminal_shows_a_bar_with_loss_rate_and_time_left(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    words = (*TINY, "steps=30", "every=15", "--out", str(tmp_path / "run"))
+    command = [sys.executable, "-m", "sosn", "train", "glyphs-5w1s", *words]
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "140"}
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as child:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while part := os.read(ours, 65536):
+                shown += part
+    os.close(ours)
+    assert child.returncode == 0
+    text = shown.decode()
+    for piece in ("training", "evaluating", "/30", "loss 0.", "val ", "episodes/s", "left", "validation"):
+        assert piece in text
+
+
+def test_the_card_of_a_model_tells_its_limits(cli: Cli) -> None:
+    code, out, _ = cli("models", "glyphs")
+    assert code == 0
+    for piece in ("limits:", "not photos", "terms:", "glyphs test classes"):
+        assert piece in out
+    code, out, _ = cli("models", "glyphs", "--json")
+    assert json.loads(out)["recipe"]["data"]["name"] == "glyphs"
+
+
+def test_a_model_that_cannot_tell_classes_apart_says_so(cli: Cli, tmp_path: Path) -> None:
+    for label in range(10):
+        (tmp_path / "grey" / f"kind{label}").mkdir(parents=True)
+        for number in range(4):
+            Image.new("L", (30, 30), 120).save(tmp_path / "grey" / f"kind{label}" / f"{number}.png")
+    words = ("data=folder:grey", "data.val_share=0.5", "query=2", "episodes=5", "device=cpu")
+    code, out, err = cli("eval", "glyphs", *words, "--json")
+    assert code == 0, err
+    assert json.loads(out)["ties"] == 1
+    assert "note: 100% of the queries have the same highest score for several classes" in err

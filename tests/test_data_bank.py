@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sosn.data import Bank
-from sosn.errors import DataError
+from sosn.data import Bank, open_bank
+from sosn.errors import DataError, UsageError
 
 LABELS = torch.tensor([2, 0, 1, 2, 0, 2])
 GROUPS = torch.tensor([50, 10, 30, 51, 11, 52])
@@ -195,3 +195,10 @@ def test_the_fingerprint_tells_shapes_and_groups_apart() -> None:
     square = Bank(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, 0]), ("a",))
     grouped = Bank(square.images, square.labels, ("a",), torch.tensor([0, 1]))
     assert len({wide.fingerprint, square.fingerprint, grouped.fingerprint}) == 3
+
+
+def test_labels_are_whole_numbers_and_options_of_a_dataset_are_checked() -> None:
+    with pytest.raises(DataError, match="whole numbers"):
+        Bank(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.zeros(2), ("a",))
+    with pytest.raises(UsageError, match="did you mean 'alphabets'"):
+        open_bank("glyphs", "val", alphabet=10)

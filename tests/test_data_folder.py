@@ -13,7 +13,7 @@ from PIL import Image
 
 from sosn.data import Bank, dataset_options, open_bank
 from sosn.data.folder import folder, read_image
-from sosn.errors import DataError, MissingSplitError, UsageError
+from sosn.errors import DataError, MissingSplitError, SosnWarning, UsageError
 
 SPLITS = ("train", "val", "test")
 Pixels = npt.NDArray[np.uint8]
@@ -425,3 +425,24 @@ def test_a_bad_list_is_refused(tmp_path: Path, rows: list[str], said: str) -> No
         folder(write_list(tmp_path, rows), "train", size=8)
     with pytest.raises(DataError, match="there is no file"):
         folder(str(tmp_path / "missing.csv"))
+
+
+def test_files_that_are_no_images_by_name_are_left_out_and_counted(tmp_path: Path) -> None:
+    make_classes(tmp_path / "train", ["ant", "bee"])
+    for name in ("ant/Thumbs.db", "bee/notes.txt"):
+        (tmp_path / "train" / name).write_text("not an image")
+    with pytest.warns(SosnWarning, match=r"2 files in .* are left out, such as 'train/ant/Thumbs.db'"):
+        assert len(open_small(tmp_path)) == 4
+
+
+def test_a_class_more_moves_few_of_the_others(tmp_path: Path) -> None:
+    make_classes(tmp_path, [f"class{n:02}" for n in range(40)], images=1)
+    before = {name: split for split in SPLITS for name in open_small(tmp_path, split).names}
+    make_classes(tmp_path, ["another"], images=1)
+    after = {name: split for split in SPLITS for name in open_small(tmp_path, split).names}
+    assert sum(before[name] != after[name] for name in before) <= 2
+
+
+def test_images_one_folder_too_deep_are_pointed_out(tmp_path: Path) -> None:
+    make_classes(tmp_path / "photos" / "animals", ["ant", "bee"])
+    assert "give the folder whose folders hold images" in refusal(tmp_path / "photos")

@@ -74,6 +74,15 @@ def test_shapes_that_do_not_fit_are_refused(support: Tensor, query: Tensor, labe
         Episode(support, query, labels)
 
 
+def test_arrays_and_floating_point_images_that_reach_255_are_refused() -> None:
+    images = torch.rand(1, 2, 1, 1, 4, 4)
+    with pytest.raises(UsageError, match="support is ndarray"):
+        Episode(images.numpy(), images[:, 0])  # type: ignore[arg-type]
+    for bad in (255 * images, images / 0):
+        with pytest.raises(UsageError, match="lie between 0 and 1: divide by 255"):
+            Episode(bad, images[:, 0])
+
+
 def test_images_and_labels_of_other_types_or_out_of_range_are_refused() -> None:
     support, query = torch.rand(1, 2, 1, 1, 8, 8), torch.rand(1, 2, 1, 8, 8)
     with pytest.raises(UsageError, match=r"support images are torch\.int64"):

@@ -128,6 +128,11 @@ def test_figures_of_a_network_equal_a_hand_computation_from_its_scores() -> None
     assert result.per_episode == pytest.approx(right, abs=1e-15)
 
 
+def test_a_method_and_a_bank_are_told_apart() -> None:
+    with pytest.raises(UsageError, match="takes a method and a bank, not NearestPixels and NearestPixels"):
+        evaluate(NearestPixels(1, 4), NearestPixels(1, 4))  # type: ignore[arg-type]
+
+
 def test_mean_and_interval_are_those_of_the_formula() -> None:
     values = np.random.default_rng(0).random(37)
     mean, half = mean_ci95(torch.from_numpy(values))

@@ -117,7 +117,7 @@ def test_what_is_not_toml_is_refused_by_path(tmp_path: Path, content: bytes) -> 
     with pytest.raises(UsageError) as refused:
         load_recipe(str(file))
     assert str(file) in str(refused.value)
-    assert "is not valid TOML" in str(refused.value)
+    assert "not valid TOML" in str(refused.value)
 
 
 @pytest.mark.parametrize("text", ["data = 3", "training = 'fast'", "[[model]]\nmethod = 'sosn'"])
@@ -232,7 +232,7 @@ def test_a_value_may_hold_an_equals_sign() -> None:
 
 def test_another_dataset_drops_the_options_of_the_old_one_and_keeps_the_common_ones() -> None:
     recipe = override(Recipe(), ["alphabets=20", "min_images=5", "data=folder:photos", "split_seed=2"])
-    assert recipe.data.name == "folder:photos"
+    assert recipe.data.name == f"folder:{Path.cwd() / 'photos'}"
     assert recipe.data.min_images == 5
     assert recipe.data.options == {"size": 84, "channels": 3, "split_seed": 2, "val_share": 0.2, "test_share": 0.2}
 

@@ -3,6 +3,7 @@
 import json
 import math
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from sosn.evaluation import Evaluation
 from sosn.method.base import batch_norms
 from sosn.models import load_with_recipe
 from sosn.recipe import Recipe, TrainingSection, load_recipe, override
+from sosn.tasks import evaluate_model
 from sosn.training import train
 from sosn.training.calibration import recalibrate, update_average
 from sosn.training.loop import Silent, Trainer, build, report
@@ -39,7 +41,7 @@ def trainer(tmp_path: Path) -> Trainer:
     """A run that has taken one step and saved it."""
     recipe = tiny("steps=6", "every=2")
     run = Run(tmp_path / "run")
-    run.create(recipe)
+    run.create(recipe, {})
     trainer = Trainer(recipe, run, Silent())
     trainer.advance()
     trainer.save()
@@ -97,6 +99,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     again = train(recipe, tmp_path / "run", resume=True)
     assert same(before, weights(tmp_path / "run"))
     assert first.evaluation == again.evaluation
+    assert again.seconds == pytest.approx(first.seconds, abs=0.06)  # not the time that looking again took
 
 
 def test_a_run_folder_says_what_ran(tmp_path: Path) -> None:
@@ -128,6 +131,7 @@ def test_the_best_weights_are_kept_not_the_last(tmp_path: Path) -> None:
         def say(self, sentence: str) -> None: ...
         def start(self, first_step: int, steps: int, episodes_per_step: int) -> None: ...
         def step(self, step: int, loss: float | None) -> None: ...
+        def evaluating(self, done: int, total: int) -> None: ...
         def validation(self, step: int, result: Evaluation, best: bool) -> None:
             seen.append((step, result.accuracy, best))
 
@@ -245,7 +249,7 @@ def test_a_checkpoint_of_another_architecture_is_refused(tmp_path: Path) -> None
     train(tiny("steps=2", "every=2"), tmp_path / "run")
     recipe = tiny("steps=4", "every=2", "permutations=2")
     run = Run(tmp_path / "other")
-    run.create(recipe)
+    run.create(recipe, {})
     (tmp_path / "run" / "checkpoint.safetensors").rename(run.checkpoint)
     with pytest.raises(CheckpointError, match="of another architecture"):
         train(recipe, tmp_path / "other", resume=True)
@@ -370,3 +374,53 @@ def test_a_method_without_parameters_is_not_trained(tmp_path: Path) -> None:
 def test_a_device_that_is_not_there_is_refused(tmp_path: Path, device: str) -> None:
     with pytest.raises(UsageError, match="device is"):
         train(tiny(f"device={device}"), tmp_path / "run")
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
+    recipe = tiny("steps=3", "every=3")
+    train(recipe, tmp_path / "run")
+    with Run(tmp_path / "run").alone(), pytest.raises(UsageError, match="another process is training"):
+        train(recipe, tmp_path / "run", resume=True)
+    train(recipe, tmp_path / "run", resume=True)
+
+
+def photos(root: Path, classes: int) -> Path:
+    from PIL import Image
+
+    for label in range(classes):
+        (root / f"kind{label:02}").mkdir(parents=True, exist_ok=True)
+        for number in range(4):
+            Image.new("RGB", (28, 28), (9 * label, 40 * number, 0)).save(root / f"kind{label:02}" / f"{number}.png")
+    return root
+
+
+def folder_recipe(root: Path) -> Recipe:
+    words = f"data=folder:{root} size=28 query=1 val_query=1 steps=2 every=2 val_episodes=2 report_episodes=2 device=cpu"
+    return override(load_recipe("glyphs-5w1s"), [*words.split(), "recalibrate=1", "val_share=0.3", "test_share=0.3"])
+
+
+def test_a_run_is_not_resumed_on_other_images(tmp_path: Path) -> None:
+    recipe = folder_recipe(photos(tmp_path / "photos", 20))
+    train(recipe, tmp_path / "run")
+    for image in (tmp_path / "photos").glob("*/1.png"):
+        image.unlink()
+    with pytest.raises(DataError, match="train images are not those"):
+        train(recipe, tmp_path / "run", resume=True)
+
+
+def test_classes_that_were_trained_on_are_not_evaluated_as_new(tmp_path: Path) -> None:
+    recipe = folder_recipe(photos(tmp_path / "photos", 20))
+    train(recipe, tmp_path / "run")
+    assert evaluate_model(str(tmp_path / "run"), ["split=test", "device=cpu"])[0].episodes == 2
+    trained = json.loads((tmp_path / "run" / "run.json").read_text())["data"]["train"]["classes"]
+    for label in {path.name for path in (tmp_path / "photos").iterdir()} - set(trained):
+        shutil.rmtree(tmp_path / "photos" / label)  # some of those that are left become val and test
+    with pytest.raises(DataError, match="were trained on"):
+        evaluate_model(str(tmp_path / "run"), ["split=val", "way=2", "device=cpu"])
+
+
+def test_a_folder_is_found_again_from_another_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos(tmp_path / "photos", 3)
+    monkeypatch.chdir(tmp_path)
+    recipe = override(load_recipe("glyphs-5w1s"), ["data=folder:photos"])
+    assert recipe.data.name == f"folder:{tmp_path / 'photos'}"

@@ -11,12 +11,15 @@ if TYPE_CHECKING:
     from sosn.data import EpisodeSampler as EpisodeSampler
     from sosn.data import open_bank as open_bank
     from sosn.episode import Episode as Episode
+    from sosn.errors import DataError as DataError
     from sosn.errors import SosnError as SosnError
+    from sosn.errors import UsageError as UsageError
     from sosn.evaluation import compare as compare
     from sosn.evaluation import evaluate as evaluate
     from sosn.method import SoSN as SoSN
     from sosn.models import load as load
     from sosn.recipe import load_recipe as load_recipe
+    from sosn.recipe import override as override
     from sosn.seeding import generator as generator
     from sosn.training import train as train
 
@@ -24,16 +27,19 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Bank": "sosn.data",
+    "DataError": "sosn.errors",
     "Episode": "sosn.episode",
     "EpisodeSampler": "sosn.data",
     "SoSN": "sosn.method",
     "SosnError": "sosn.errors",
+    "UsageError": "sosn.errors",
     "compare": "sosn.evaluation",
     "evaluate": "sosn.evaluation",
     "generator": "sosn.seeding",
     "load": "sosn.models",
     "load_recipe": "sosn.recipe",
     "open_bank": "sosn.data",
+    "override": "sosn.recipe",
     "train": "sosn.training",
 }
 __all__ = ["__version__", *_HOME]

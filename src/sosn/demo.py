@@ -76,7 +76,7 @@ def run_demo(out: Path, progress: Progress, overrides: Sequence[str] = ()) -> De
     bank = open_split(recipe, "test").to(trained.method.device)
     progress.say(f"evaluating {TEST_EPISODES} episodes of {len(bank.names)} classes it never saw")
     sizes = (recipe.val_way, recipe.val_shot, recipe.validation.val_query, TEST_EPISODES)
-    test = evaluate(trained.method, bank, *sizes)
+    test = evaluate(trained.method, bank, *sizes, progress=progress.evaluating)
     pixels = evaluate(NearestPixels(bank.channels, bank.size), bank, *sizes)
     sampler = EpisodeSampler(bank, recipe.val_way, recipe.val_shot, 1)
     support, query = sampler.indices(1, generator("demo", recipe.seed))
@@ -86,20 +86,22 @@ def run_demo(out: Path, progress: Progress, overrides: Sequence[str] = ()) -> De
     names = [bank.names[int(bank.labels[row])] for row in support[0, :, 0]]
     answers = tuple(Answer(names[number], names[int(row.argmax())], float(row.max())) for number, row in enumerate(scores))
     metrics = [json.loads(line) for line in (out / "run" / METRICS_FILE).read_text().splitlines()]
-    report = write_report(out / "report.html", recipe, trained.method, bank, metrics, test, pixels, episode, scores, names)
+    report = write_report(
+        out / "report.html", recipe, trained.method, bank, metrics, test, pixels, episode, scores, names, trained.seconds
+    )
     result = DemoResult(test, pixels, answers, report, time.monotonic() - began)
     write_atomically(out / MARK, (json.dumps(result.to_json(), indent=2) + "\n").encode())
     return result
 
 
 def _clear(out: Path) -> None:
-    """Remove what an earlier demo wrote, and nothing else."""
+    """Remove the run of an earlier demo, and nothing else."""
     try:
         foreign = [entry.name for entry in out.iterdir() if entry.name not in OWN] if out.exists() else []
         if foreign:
             raise UsageError(f"{str(out)!r} holds other things, such as {foreign[0]!r}: choose another --out")
-        for name in OWN if (out / MARK).exists() or (out / "run" / RECIPE_FILE).exists() else ():
-            shutil.rmtree(out / name) if (out / name).is_dir() else (out / name).unlink(missing_ok=True)
+        if (out / "run" / RECIPE_FILE).exists():  # the report stays until the new one is there
+            shutil.rmtree(out / "run")
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SosnError(f"cannot use {str(out)!r} as a folder ({error.strerror}): choose another --out") from error

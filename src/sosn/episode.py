@@ -7,6 +7,8 @@ from torch import Tensor
 
 from sosn.errors import UsageError
 
+BRIGHTEST = 16.0  # what no image in 0…1 reaches, standardised ones included
+
 
 @dataclass(frozen=True)
 class Episode:
@@ -23,6 +25,10 @@ class Episode:
     classes: Tensor | None = None
 
     def __post_init__(self) -> None:
+        for name in ("support", "query", "labels"):
+            value = getattr(self, name)
+            if not isinstance(value, Tensor) and not (name == "labels" and value is None):
+                raise UsageError(f"{name} is {type(value).__name__}; an episode takes tensors: torch.as_tensor makes one")
         if self.support.ndim != 6 or self.query.ndim != 5:
             raise UsageError(
                 "an episode takes support images E×L×Z×C×H×W and query images E×Q×C×H×W, not "
@@ -37,6 +43,13 @@ class Episode:
         for name, images in (("support", self.support), ("query", self.query)):
             if images.dtype != torch.uint8 and not images.is_floating_point():
                 raise UsageError(f"{name} images are {images.dtype}; they are uint8 (0–255) or floating point (0–1)")
+            if images.dtype != torch.uint8 and images.device.type == "cpu":  # elsewhere looking would stall the device
+                highest = float(images.detach().abs().max())
+                if not highest < BRIGHTEST:
+                    raise UsageError(
+                        f"{name} images reach {highest:g}; floating-point images lie between 0 and 1: divide by 255, or give "
+                        "uint8"
+                    )
         if self.labels is not None and (self.labels.is_floating_point() or self.labels.dtype == torch.bool):
             raise UsageError(f"labels are {self.labels.dtype}; they are whole numbers, the classes of the queries")
         if self.labels is not None and self.labels.shape != self.query.shape[:2]:

@@ -5,6 +5,10 @@ class SosnError(Exception):
     """Base of all errors that sosn raises on purpose; the command line prints its message and exits with 1."""
 
 
+class SosnWarning(UserWarning):
+    """Something a user should know that does not stop the work; the command line prints it as a note."""
+
+
 class UsageError(SosnError, ValueError):
     """An argument, option or recipe key that makes no sense; the command line exits with 2."""
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +12,13 @@ from torch import Tensor
 
 from sosn.data.bank import Bank
 from sosn.data.sampler import EpisodeSampler
-from sosn.errors import SosnError, UsageError
+from sosn.errors import SosnError, SosnWarning, UsageError
+from sosn.memory import keep_freed_memory
 from sosn.method.base import Method, Statistics
 from sosn.seeding import generator
 
 BLOCK = 50  # episodes drawn from one key: the first 100 of 600 episodes are the first 100 of 100
+TIES = 0.05  # a larger share of queries without a single best class is told
 PAIRS = {"cpu": 1_000, "cuda": 8_000}  # support–query pairs scored at once
 
 
@@ -33,13 +36,14 @@ class Evaluation:
     seed: int
     per_episode: tuple[float, ...]
     fingerprint: str  # of the images of the episodes, in their order
+    ties: float = 0.0  # share of queries for which several classes have the same highest score; the first of them counts
 
     def __str__(self) -> str:
         return f"{100 * self.accuracy:.2f} ± {100 * self.ci95:.2f}%"
 
     def to_json(self) -> dict[str, Any]:
         """The figures, without the list of episodes."""
-        names = ("accuracy", "ci95", "way", "shot", "query", "episodes", "statistics", "seed", "fingerprint")
+        names = ("accuracy", "ci95", "way", "shot", "query", "episodes", "statistics", "seed", "fingerprint", "ties")
         return {name: getattr(self, name) for name in names}
 
 
@@ -72,12 +76,15 @@ def evaluate(
         raise UsageError(f"episodes is {episodes}; a confidence interval needs 2 or more")
     if statistics not in ("running", "batch"):
         raise UsageError(f"statistics is {statistics!r}; choose running or batch")
+    if not isinstance(method, Method) or not isinstance(data, Bank):
+        raise UsageError(f"evaluate takes a method and a bank, not {type(method).__name__} and {type(data).__name__}")
+    keep_freed_memory()
     sampler = EpisodeSampler(data, way, shot, query)
     support, queries = draw_indices(sampler, episodes, seed)
     at_once = max(1, PAIRS.get(method.device.type, 1_000) // (way * way * query))
     modes = {module: module.training for module in method.modules()}
     method.eval()
-    parts = []
+    parts, tied = [], []
     try:
         for first in range(0, episodes, at_once):
             rows = slice(first, first + at_once)
@@ -86,8 +93,9 @@ def evaluate(
                 scores = method(episode, statistics)
             if not torch.isfinite(scores).all():
                 raise SosnError("scores are not finite: the weights or the images hold NaN or infinite values")
-            answers = scores.argmax(-1)
+            highest, answers = scores.max(-1)
             parts.append((answers == episode.labels).double().mean(1))
+            tied.append(((scores == highest.unsqueeze(-1)).sum(-1) > 1).double().mean(1))
             if progress:
                 progress(min(first + at_once, episodes), episodes)
     finally:
@@ -95,8 +103,18 @@ def evaluate(
             module.training = training
     accuracies = torch.cat(parts).cpu()
     mean, half = mean_ci95(accuracies)
+    ties = torch.cat(tied).mean().item()
+    if ties > TIES:
+        warnings.warn(
+            f"{100 * ties:.0f}% of the queries have the same highest score for several classes: the model was trained too "
+            "little, or on other kinds of images",
+            SosnWarning,
+            stacklevel=2,
+        )
     fingerprint = _fingerprint(data, support, queries)
-    return Evaluation(mean, half, way, shot, query, episodes, statistics, seed, tuple(accuracies.tolist()), fingerprint)
+    return Evaluation(
+        mean, half, way, shot, query, episodes, statistics, seed, tuple(accuracies.tolist()), fingerprint, ties
+    )  # fmt: skip
 
 
 def draw_indices(sampler: EpisodeSampler, episodes: int, seed: int) -> tuple[Tensor, Tensor]:

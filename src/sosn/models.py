@@ -42,6 +42,14 @@ def model_path(name_or_path: str) -> Path:
     )
 
 
+def model_card(name: str) -> dict[str, Any]:
+    """The card of a shipped model: data, figures, recipe, terms of use, limits."""
+    cards = shipped_models()
+    if name not in cards:
+        raise UsageError(f"no model {name!r} comes with the package{nearest(name, cards)}; there are {', '.join(cards)}")
+    return cards[name]
+
+
 def load(name_or_path: str | Path) -> Method:
     """A shipped model, or that of a run folder, ready to use: in evaluation mode, on the CPU."""
     return load_method(model_path(str(name_or_path)))[0]

@@ -106,6 +106,9 @@ class Recipe:
         dataset, method = defaults(dataset_opener(self.data.name)), defaults(method_class(self.model.method))
         method = {key: value for key, value in method.items() if key not in FROM_IMAGES}
         dataset.pop("split", None)
+        kind, _, path = self.data.name.partition(":")
+        if path:  # a run must find its images from any folder
+            object.__setattr__(self, "data", replace(self.data, name=f"{kind}:{Path(path).expanduser().absolute()}"))
         object.__setattr__(self, "data", replace(self.data, options=dataset | self.data.options))
         object.__setattr__(self, "model", replace(self.model, options=method | self.model.options))
         for section, name, least in (
@@ -210,6 +213,7 @@ def override(recipe: Recipe, assignments: Iterable[str]) -> Recipe:
     named = {word.partition("=")[0].strip() for word in assignments}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
+        refuse_option(key)
         if not equals:
             raise UsageError(f"{assignment!r} is no key=value: write for instance steps=2000")
         key = key.strip()
@@ -227,6 +231,12 @@ def override(recipe: Recipe, assignments: Iterable[str]) -> Recipe:
                 table["training"]["loss"] = method_class(text).own_loss
         table[section][name] = parse(text)
     return from_table(table, "the command line")
+
+
+def refuse_option(word: str) -> None:
+    """Refuse --steps where steps=2000 is meant."""
+    if word.startswith("-"):
+        raise UsageError(f"there is no option {word}: settings are words without dashes, {word.lstrip('-')}=VALUE")
 
 
 def _own_keys(section: str, table: Mapping[str, Any]) -> dict[str, Any]:
@@ -268,14 +278,17 @@ def recipe_text(name_or_path: str) -> str:
             f"there is no recipe {name_or_path!r}{nearest(name_or_path, shipped())}: give a file, a run folder, or one of "
             f"{', '.join(shipped())}"
         )
-    return path.read_text("utf-8")
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"{str(path)!r} is no recipe: it is not valid TOML, which is text") from None
 
 
 def load_recipe(name_or_path: str) -> Recipe:
     """A recipe by name, file or run folder."""
     try:
         table = tomllib.loads(recipe_text(name_or_path))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except tomllib.TOMLDecodeError as error:
         raise UsageError(f"recipe {name_or_path!r} is not valid TOML: {error}") from None
     return from_table(table, f"recipe {name_or_path!r}")
 

@@ -2,15 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
-from sosn.data import open_bank
+from sosn.data import Bank, open_bank
 from sosn.device import resolve_device
-from sosn.errors import UsageError
+from sosn.errors import DataError, UsageError
 from sosn.evaluation import Evaluation, evaluate
-from sosn.method.base import Statistics
+from sosn.method.base import Method, Statistics
 from sosn.models import load_with_recipe
-from sosn.recipe import Recipe, override
+from sosn.recipe import Recipe, override, refuse_option
+from sosn.training.run import Run
 from sosn.typed import annotations, check_options, parse
 
 
@@ -33,22 +35,47 @@ def evaluate_model(
     model: str, overrides: Sequence[str], progress: Callable[[int, int], None] | None = None
 ) -> tuple[Evaluation, EvaluationSettings]:
     """Evaluate a model by name or folder on the data it was trained for, or on other data."""
-    method, recipe = load_with_recipe(model)
+    method, trained = load_with_recipe(model)
     method.check_trained()
-    settings, recipe = _settings(recipe, overrides)
+    settings, recipe = evaluation_settings(trained, overrides)
+    bank = open_evaluated(recipe, settings)
+    check_unseen(model, trained, recipe, bank, settings.split)
+    return evaluate_with(method, bank, settings, progress), settings
+
+
+def open_evaluated(recipe: Recipe, settings: EvaluationSettings) -> Bank:
+    """The images of a recipe's data, on the device."""
     device = resolve_device(settings.device)
-    bank = open_bank(recipe.data.name, settings.split, recipe.data.min_images, **recipe.data.options).to(device)
-    result = evaluate(
-        method.to(device), bank, settings.way, settings.shot, settings.query, settings.episodes, settings.seed,
+    return open_bank(recipe.data.name, settings.split, recipe.data.min_images, **recipe.data.options).to(device)
+
+
+def evaluate_with(
+    method: Method, bank: Bank, settings: EvaluationSettings, progress: Callable[[int, int], None] | None = None
+) -> Evaluation:
+    """Evaluate a method on the bank's device."""
+    return evaluate(
+        method.to(bank.device), bank, settings.way, settings.shot, settings.query, settings.episodes, settings.seed,
         settings.statistics, progress,
     )  # fmt: skip
-    return result, settings
 
 
-def _settings(recipe: Recipe, overrides: Sequence[str]) -> tuple[EvaluationSettings, Recipe]:
+def check_unseen(model: str, trained: Recipe, recipe: Recipe, bank: Bank, split: str) -> None:
+    """Refuse classes that the model's run has trained on: they were in another split then."""
+    if split == "train" or recipe.data != trained.data or not Path(model).is_dir():
+        return
+    known = set(Run(Path(model)).about().get("data", {}).get("train", {}).get("classes", ())) & set(bank.names)
+    if known:
+        raise DataError(
+            f"{len(known)} classes of {split}, such as {min(known)!r}, were trained on in {model!r}: the images "
+            "have been split otherwise since; give them train/, val/ and test/ folders, or train anew"
+        )
+
+
+def evaluation_settings(recipe: Recipe, overrides: Sequence[str]) -> tuple[EvaluationSettings, Recipe]:
     """Words that are settings, and words for the data (data.size=…)."""
     pairs = [word.partition("=")[::2] for word in overrides]
     for word, (key, text) in zip(overrides, pairs, strict=True):
+        refuse_option(key)
         if not key or not text:
             raise UsageError(f"{word!r} is no key=value: write for instance shot=5")
     known = annotations(EvaluationSettings)

@@ -1,6 +1,7 @@
 """The commands: what each takes, and what it prints."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,8 @@ app = typer.Typer(
 
 app.add_typer(data_app, name="data")
 
+# Settings are words without dashes; a --steps that slips in reaches the recipe's own message.
+WORDS = {"ignore_unknown_options": True}
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, for instance steps=2000.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
 
@@ -41,7 +44,7 @@ def _sosn(
     """Recognise new kinds of things from one to five pictures of each."""
 
 
-@app.command()
+@app.command(context_settings=WORDS)
 def demo(
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option(help="Folder for the run and its report.")] = Path("demo-report"),
@@ -50,9 +53,7 @@ def demo(
     """Train on generated glyphs, judge on classes never seen, classify a few drawings, write a report. Minutes, offline."""
     from sosn.cli.show import RichProgress, show_demo
     from sosn.demo import run_demo
-    from sosn.memory import keep_freed_memory
 
-    keep_freed_memory()
     with RichProgress() as progress:
         result = run_demo(out, progress, overrides or [])
     if as_json:
@@ -61,7 +62,7 @@ def demo(
         show_demo(result)
 
 
-@app.command()
+@app.command(context_settings=WORDS)
 def train(
     recipe: Annotated[str, typer.Argument(help="A recipe's name (see `sosn recipes`), file, or run folder.")],
     overrides: Overrides = None,
@@ -71,11 +72,9 @@ def train(
 ) -> None:
     """Train a recipe, keep the weights that validate best, and report them on validation classes."""
     from sosn.cli.show import RichProgress, console
-    from sosn.memory import keep_freed_memory
-    from sosn.recipe import load_recipe, override
+    from sosn.recipe import RECIPE_FILE, load_recipe, override
     from sosn.training import train as run_training
 
-    keep_freed_memory()
     resolved = override(load_recipe(recipe), overrides or [])
     if out is None:
         out = Path(recipe) if Path(recipe).is_dir() else Path("runs") / Path(recipe).stem
@@ -83,10 +82,9 @@ def train(
         with RichProgress() as progress:
             result = run_training(resolved, out, resume, progress)
     except KeyboardInterrupt:
-        console.print(
-            f"stopped; `sosn train {recipe} --out {out} --resume` with the same overrides goes on from the last checkpoint"
-        )
-        raise typer.Exit(1) from None
+        if (out / RECIPE_FILE).exists():
+            console.print(f"`sosn train {shlex.quote(str(out))} --resume` goes on from the last checkpoint", soft_wrap=True)
+        raise
     figures = result.evaluation.to_json() if result.evaluation else {}
     if as_json:
         _print_json({"folder": str(out), "split": "val" if figures else None, "seconds": result.seconds, **figures})
@@ -98,7 +96,7 @@ def train(
         typer.echo(f"run folder: {out} (no validation classes, so no figure)")
 
 
-@app.command()
+@app.command(context_settings=WORDS)
 def eval(
     model: Annotated[str, typer.Argument(help="A run folder, a weights file, or a shipped model (see `sosn models`).")],
     overrides: Annotated[
@@ -112,10 +110,8 @@ def eval(
 ) -> None:
     """Accuracy ± 95% CI on fixed seeded episodes; validation classes unless split=test is typed."""
     from sosn.cli.show import progress_bar
-    from sosn.memory import keep_freed_memory
     from sosn.tasks import evaluate_model
 
-    keep_freed_memory()
     with progress_bar("evaluating") as bar:
         result, settings = evaluate_model(model, overrides or [], bar)
     if as_json:
@@ -125,12 +121,39 @@ def eval(
         typer.echo(f"{result}  {way}, {result.episodes} episodes of {settings.data} {settings.split}, seed {result.seed}")
 
 
-@app.command()
-def models(as_json: AsJson = False) -> None:
-    """List the models that come with the package."""
-    from sosn.cli.show import show_models
-    from sosn.models import shipped_models
+@app.command(context_settings=WORDS)
+def compare(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN... [KEY=VALUE]...", help="Run folders or names of models, and settings as `eval` has them."
+        ),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Several models on the same episodes: accuracy ± 95% CI, paired p-values against the first, size and speed."""
+    from sosn.cli.show import progress_bar, show_comparison
+    from sosn.comparison import compare_models
 
+    settings_given = [word for word in words if "=" in word and not Path(word).exists()]
+    with progress_bar("comparing") as bar:
+        rows, settings = compare_models([word for word in words if word not in settings_given], settings_given, bar)
+    if as_json:
+        _print_json({"split": settings.split, "data": settings.data, "rows": [row.to_json() for row in rows]})
+    else:
+        show_comparison(rows, settings)
+
+
+@app.command()
+def models(name: Annotated[str | None, typer.Argument(help="Print its card.")] = None, as_json: AsJson = False) -> None:
+    """List the models that come with the package, or print the card of one: data, figures, terms of use, limits."""
+    from sosn.cli.show import show_card, show_models
+    from sosn.models import model_card, shipped_models
+
+    if name is not None:
+        card = model_card(name)
+        _print_json(card) if as_json else show_card(name, card)
+        return
     cards = shipped_models()
     if as_json:
         _print_json(cards)

@@ -11,10 +11,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from sosn.comparison import Row
     from sosn.data.check import Finding
     from sosn.demo import DemoResult
     from sosn.evaluation import Evaluation
+    from sosn.tasks import EvaluationSettings
 
+QUIET = 30.0  # seconds between two lines where there is no terminal
 console = Console(stderr=True, highlight=False)
 
 
@@ -30,7 +33,8 @@ class RichProgress:
         self.loss = self.best = ""
         self.smooth: float | None = None
         self.first = self.total = self.episodes_per_step = 0
-        self.began = 0.0
+        self.began = self.told = 0.0
+        self.evaluation: TaskID | None = None
 
     def __enter__(self) -> "RichProgress":
         self.bar.start()
@@ -49,6 +53,7 @@ class RichProgress:
             episodes_per_step,
             time.monotonic(),
         )
+        self.told = self.began
         self.task = self.bar.add_task("training", total=steps, completed=first_step, status="")
 
     def step(self, step: int, loss: float | None) -> None:
@@ -58,6 +63,22 @@ class RichProgress:
         rate = (step - self.first) * self.episodes_per_step / max(time.monotonic() - self.began, 1e-9)
         if self.task is not None:
             self.bar.update(self.task, completed=step, status=f"{self.loss} {self.best} {rate:.1f} episodes/s")
+        self._tell(f"step {step}/{self.total}  {self.loss}  {rate:.1f} episodes/s")
+
+    def evaluating(self, done: int, total: int) -> None:
+        if self.evaluation is None:
+            self.evaluation = self.bar.add_task("evaluating", total=total, status="")
+        self.bar.update(self.evaluation, completed=done)
+        self._tell(f"evaluating  {done}/{total} episodes")
+        if done == total:
+            self.bar.remove_task(self.evaluation)
+            self.evaluation = None
+
+    def _tell(self, line: str) -> None:
+        """A line now and then where there is no bar."""
+        if not console.is_terminal and time.monotonic() - self.told > QUIET:
+            self.told = time.monotonic()
+            console.print(line)
 
     def validation(self, step: int, result: "Evaluation", best: bool) -> None:
         seconds = time.monotonic() - self.began
@@ -71,9 +92,18 @@ class RichProgress:
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar, as a function of how many are done and how many there are."""
+    told = time.monotonic()
+
+    def show(done: int, total: int) -> None:
+        nonlocal told
+        bar.update(task, completed=done, total=total)
+        if not console.is_terminal and time.monotonic() - told > QUIET:
+            told = time.monotonic()
+            console.print(f"{what}  {done}/{total}")
+
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield show
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -89,6 +119,40 @@ def show_models(cards: dict[str, dict[str, Any]]) -> None:
         accuracy = f"{100 * card['accuracy']:.2f} ± {100 * card['ci95']:.2f}%"
         table.add_row(name, card["title"], accuracy, f"{card['data']} {card['split']}, {card['way']}-way {card['shot']}-shot")
     Console().print(table)
+
+
+def show_card(name: str, card: dict[str, Any]) -> None:
+    out = Console(highlight=False)
+    recipe = card["recipe"]
+    episodes = recipe["training"]["steps"] * recipe["episodes"]["episodes_per_step"]
+    out.print(f"[bold]{name}[/bold]: {card['title']}", soft_wrap=True)
+    out.print(
+        f"{100 * card['accuracy']:.2f} ± {100 * card['ci95']:.2f}% on {card['data']} {card['split']} classes, "
+        f"{card['way']}-way {card['shot']}-shot, {card['episodes']} episodes, "
+        f"{card['statistics']} statistics, seed {card['seed']}",
+        soft_wrap=True,
+    )
+    out.print(f"trained on {episodes:,} episodes; {card['parameters']:,} parameters, {card['bytes']:,} bytes", soft_wrap=True)
+    out.print(f"limits: {card['limits']}\nterms: {card['terms']}", soft_wrap=True)
+    out.print(f"recipe and all figures: sosn models {name} --json", soft_wrap=True)
+
+
+def show_comparison(rows: "list[Row]", settings: "EvaluationSettings") -> None:
+    sizes = f"{settings.way}-way {settings.shot}-shot, {settings.query} queries a class, {settings.episodes} episodes"
+    table = _table(
+        f"{sizes} of {settings.data} {settings.split}, {settings.statistics} statistics, seed {settings.seed}",
+        "model", "method", "accuracy", "minus the first", "p", "parameters", "MFLOPs an episode", "episodes/s", "",
+    )  # fmt: skip
+    for row in rows:
+        other = row.against_first
+        difference = "" if other is None else f"{100 * other.difference:+.2f} ± {100 * other.ci95:.2f}"
+        marks = [word for word, holds in (("transductive", row.transductive), ("adapts", row.adapts)) if holds]
+        table.add_row(
+            row.model, row.method, str(row.evaluation), difference, "" if other is None else f"{other.p_value:.2g}",
+            f"{row.parameters:,}", f"{row.mflops:,.0f}", f"{row.episodes_per_second:.1f}", ", ".join(marks),
+        )  # fmt: skip
+    out = Console(highlight=False)
+    (out if out.is_terminal else Console(highlight=False, width=200)).print(table)  # a file has no edge to break lines at
 
 
 def show_datasets(found: list[dict[str, Any]], forms: dict[str, str]) -> None:

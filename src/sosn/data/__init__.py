@@ -11,7 +11,7 @@ from sosn.data.omniglot import omniglot
 from sosn.data.sampler import EpisodeSampler
 from sosn.errors import UsageError
 from sosn.spelling import nearest
-from sosn.typed import annotations
+from sosn.typed import annotations, check_options
 
 DATASETS: dict[str, Callable[..., Bank]] = {
     "glyphs": glyphs,
@@ -48,7 +48,7 @@ def dataset_options(name: str) -> dict[str, Any]:
 def open_bank(name: str, split: str, min_images: int = 0, **options: Any) -> Bank:
     """A split of a dataset, by name."""
     opener, place = _find(name)
-    bank = opener(*place, split=split, **options)
+    bank = opener(*place, split=split, **check_options(options, dataset_options(name), name))
     return bank.with_at_least(min_images) if min_images else bank
 
 

@@ -34,6 +34,8 @@ class Bank:
             raise DataError("two classes have the same name: give each its own")
         if self.labels.shape != (len(self.images),) or (self.groups is not None and self.groups.shape != self.labels.shape):
             raise DataError("a bank needs one label, and one group if any, for each image")
+        if self.labels.is_floating_point() or self.labels.dtype == torch.bool:
+            raise DataError(f"labels are {self.labels.dtype}; they are whole numbers, the classes of the images")
         labels = self.labels.to(self.images.device, torch.int64)
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(self.names):
             raise DataError(f"labels must lie between 0 and {len(self.names) - 1}, the number of the last class")

@@ -1,7 +1,9 @@
 """Anybody's own images: a folder of classes, each a folder of image files, or a list of files."""
 
 import csv
+import hashlib
 import os
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,8 +15,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from sosn.data.bank import Bank
-from sosn.errors import DataError, MissingSplitError, UsageError
-from sosn.seeding import generator
+from sosn.errors import DataError, MissingSplitError, SosnWarning, UsageError
 
 SPLITS = ("train", "val", "test")
 LARGEST = 50_000_000  # pixels of an image that is opened without asking
@@ -68,15 +69,29 @@ def _from_folders(root: Path) -> list[_Picture]:
         raise DataError(f"there is no folder {str(root)!r}: give one that holds a folder of images for each class")
     named = [name for name in SPLITS if (root / name).is_dir()]
     pictures: list[_Picture] = []
+    others: list[Path] = []
     for split in named or [""]:
         classes = _visible(root / split, Path.is_dir)
         if not classes:
             raise DataError(f"folder {str(root / split)!r} has no folders in it: it needs one for each class")
         for entry in classes:
             files = _visible(entry, Path.is_file)
-            if not files:
-                raise DataError(f"class {entry.name!r} has no images in {str(entry)!r}: add some or remove the folder")
-            pictures += [_Picture(file, entry.name, split) for file in files]
+            images = [file for file in files if file.suffix.lower() in Image.registered_extensions()]
+            if not images:
+                below = _visible(entry, Path.is_dir)
+                where = (
+                    f"; there is a folder {below[0].name!r} in it: give the folder whose folders hold images" if below else ""
+                )
+                raise DataError(f"class {entry.name!r} has no images in {str(entry)!r}: add some or remove the folder{where}")
+            pictures += [_Picture(file, entry.name, split) for file in images]
+            others += [file for file in files if file.suffix.lower() not in Image.registered_extensions()]
+    if others:
+        warnings.warn(
+            f"{len(others)} files in {str(root)!r} are left out, such as {str(others[0].relative_to(root))!r}: their names are "
+            "not those of images",
+            SosnWarning,
+            stacklevel=3,
+        )
     return pictures
 
 
@@ -114,10 +129,11 @@ def _splits(pictures: list[_Picture], path: str) -> dict[str, str]:
 
 
 def _split_classes(classes: list[str], seed: int, val_share: float, test_share: float) -> dict[str, str]:
-    order = torch.randperm(len(classes), generator=generator("split", seed)).tolist()
+    """Classes in the order of a digest of their names, so that a class more or less moves few of the others."""
+    order = sorted(classes, key=lambda name: hashlib.blake2b(f"{seed}/{name}".encode()).digest())
     test, val = round(len(classes) * test_share), round(len(classes) * val_share)
     parts = ["test"] * test + ["val"] * val + ["train"] * max(0, len(classes) - test - val)
-    return {classes[index]: part for index, part in zip(order, parts, strict=False)}
+    return dict(zip(order, parts, strict=False))
 
 
 def _bank(pictures: list[_Picture], size: int, channels: int) -> Bank:

@@ -4,6 +4,7 @@ import base64
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 
 import sosn
 from sosn.data.bank import Bank
+from sosn.device import machine
 from sosn.episode import Episode
 from sosn.evaluation import Evaluation
 from sosn.files import write_atomically
@@ -34,7 +36,7 @@ class Section:
 
 def write_report(
     path: Path, recipe: Recipe, method: Method, bank: Bank, metrics: Sequence[dict[str, Any]], test: Evaluation,
-    pixels: Evaluation, episode: Episode, scores: Tensor, names: Sequence[str],
+    pixels: Evaluation, episode: Episode, scores: Tensor, names: Sequence[str], seconds: float,
 ) -> Path:  # fmt: skip
     """Write the page of a run on classes it never saw, and return its path."""
     sections = [
@@ -60,6 +62,7 @@ def write_report(
     page = template.render(
         title=recipe.title, lead=f"Data: {recipe.data.name}{', synthetic' if recipe.data.name == 'glyphs' else ''}.",
         figures=figures, sections=sections, recipe=recipe.to_toml(), version=sosn.__version__,
+        date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"), machine=machine(), seconds=round(seconds),
     )  # fmt: skip
     write_atomically(path, page.encode())
     return path

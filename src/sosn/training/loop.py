@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,12 +21,13 @@ from sosn.episode import Episode
 from sosn.errors import DataError, MissingSplitError, TrainingError, UsageError
 from sosn.evaluation import Evaluation, evaluate
 from sosn.files import write_atomically
+from sosn.memory import keep_freed_memory
 from sosn.method import Method, method_class
 from sosn.recipe import Recipe
 from sosn.seeding import generator
 from sosn.storage import load_method, load_tensors, restore, save_method, save_tensors
 from sosn.training.calibration import recalibrate, update_average
-from sosn.training.run import Run
+from sosn.training.run import Run, contents
 from sosn.training.schedule import learning_rate
 from sosn.typed import annotations
 
@@ -39,6 +41,7 @@ class Progress(Protocol):
     def say(self, sentence: str) -> None: ...
     def start(self, first_step: int, steps: int, episodes_per_step: int) -> None: ...
     def step(self, step: int, loss: float | None) -> None: ...
+    def evaluating(self, done: int, total: int) -> None: ...
     def validation(self, step: int, result: Evaluation, best: bool) -> None: ...
 
 
@@ -48,6 +51,7 @@ class Silent:
     def say(self, sentence: str) -> None: ...
     def start(self, first_step: int, steps: int, episodes_per_step: int) -> None: ...
     def step(self, step: int, loss: float | None) -> None: ...
+    def evaluating(self, done: int, total: int) -> None: ...
     def validation(self, step: int, result: Evaluation, best: bool) -> None: ...
 
 
@@ -83,10 +87,11 @@ def open_split(recipe: Recipe, split: str) -> Bank:
     return open_bank(recipe.data.name, split, recipe.data.min_images, **recipe.data.options)
 
 
-def report(recipe: Recipe, method: Method, bank: Bank) -> Evaluation:
+def report(recipe: Recipe, method: Method, bank: Bank, progress: Callable[[int, int], None] | None = None) -> Evaluation:
     """The figure that stands for a run: report_seed's episodes, running statistics."""
     wanted = recipe.validation
-    return evaluate(method, bank, recipe.val_way, recipe.val_shot, wanted.val_query, wanted.report_episodes, wanted.report_seed)
+    sizes = (recipe.val_way, recipe.val_shot, wanted.val_query, wanted.report_episodes, wanted.report_seed)
+    return evaluate(method, bank, *sizes, progress=progress)
 
 
 class Trainer:
@@ -97,10 +102,13 @@ class Trainer:
         self.fabric = _fabric(recipe)
         device = self.fabric.device
         train_bank = open_split(recipe, "train")
+        self.contents = {"train": contents(train_bank)}
         episodes = recipe.episodes
         self.sampler = EpisodeSampler(train_bank.to(device), episodes.way, episodes.shot, episodes.query)
         try:
-            self.val_bank: Bank | None = open_split(recipe, "val").to(device)
+            val_bank = open_split(recipe, "val")
+            self.contents["val"] = contents(val_bank)
+            self.val_bank: Bank | None = val_bank.to(device)
         except MissingSplitError as error:
             self.val_bank = None
             progress.say(f"{error}: the weights of the last step will be kept")
@@ -120,6 +128,7 @@ class Trainer:
         self.module, self.optimizer = self.fabric.setup(self.method, self.optimiser)
         self.module.mark_forward_method("loss")
         self.step = 0  # steps taken
+        self.began, self.earlier = time.monotonic(), 0.0  # this process's start, and seconds that others spent on the run
         self.best = -1.0
 
     def episode(self, purpose: str, number: int) -> Episode:
@@ -171,6 +180,7 @@ class Trainer:
             wanted.val_query,
             wanted.val_episodes,
             wanted.val_seed,
+            progress=self.progress.evaluating,
         )
         best = result.accuracy > self.best
         if best:
@@ -192,7 +202,7 @@ class Trainer:
         tensors |= {f"average.{name}": value for name, value in self.average.items()}
         for number, state in self.optimiser.state_dict()["state"].items():
             tensors |= {f"optimiser.{number}.{name}": value for name, value in state.items()}
-        save_tensors(self.run.checkpoint, tensors, {"step": self.step, "best": self.best})
+        save_tensors(self.run.checkpoint, tensors, {"step": self.step, "best": self.best, "seconds": self.seconds})
 
     def load(self) -> None:
         """Take up the state that was saved."""
@@ -209,7 +219,12 @@ class Trainer:
             number, _, key = name.partition(".")
             state.setdefault(int(number), {})[key] = value
         self.optimiser.load_state_dict({"state": state, "param_groups": self.optimiser.state_dict()["param_groups"]})
-        self.step, self.best = int(about["step"]), float(about["best"])
+        self.step, self.best, self.earlier = int(about["step"]), float(about["best"]), float(about.get("seconds", 0))
+
+    @property
+    def seconds(self) -> float:
+        """Time spent on the run, before and after any break."""
+        return self.earlier + time.monotonic() - self.began
 
     def check_weights(self) -> None:
         for name, value in self.method.state_dict().items():
@@ -240,31 +255,42 @@ def train(recipe: Recipe, out: Path | str, resume: bool = False, progress: Progr
 
     Test classes are never opened. resume goes on from the folder's checkpoint, to the same weights as without the break.
     """
-    began = time.monotonic()
+    keep_freed_memory()
     progress = progress or Silent()
     run = Run(Path(out))
     run.check_same(recipe) if resume else run.check_new()
     trainer = Trainer(recipe, run, progress)  # refuses what cannot be trained before anything is written
-    if not resume:
-        run.create(recipe)
-    elif run.checkpoint.exists():
-        trainer.load()
-    run.forget_after(trainer.step)
-    board = SummaryWriter(str(run.folder), purge_step=trainer.step)
-    progress.start(trainer.step, recipe.training.steps, recipe.episodes.episodes_per_step)
+    if resume:
+        run.check_contents(trainer.contents)
+    else:
+        run.create(recipe, trainer.contents)
+    with run.alone():
+        if resume and run.checkpoint.exists():
+            trainer.load()
+        done = trainer.step == recipe.training.steps and run.result.exists()
+        if not done:
+            _run(trainer)
+        method, _ = load_method(run.weights)
+        method.to(trainer.fabric.device)
+        result = None if trainer.val_bank is None else report(recipe, method, trainer.val_bank, progress.evaluating)
+        if done:
+            return TrainingResult(run.folder, method, result, json.loads(run.result.read_text())["seconds"])
+        figures = result.to_json() if result else {}
+        summary = {"split": "val" if result else None, "seconds": round(trainer.seconds, 1), "step": trainer.step} | figures
+        write_atomically(run.result, (json.dumps(summary, indent=2) + "\n").encode())
+        return TrainingResult(run.folder, method, result, trainer.seconds)
+
+
+def _run(trainer: Trainer) -> None:
+    """All steps that are left, with their metrics."""
+    trainer.run.forget_after(trainer.step)
+    board = SummaryWriter(str(trainer.run.folder), purge_step=trainer.step)
+    recipe = trainer.recipe
+    trainer.progress.start(trainer.step, recipe.training.steps, recipe.episodes.episodes_per_step)
     try:
         _steps(trainer, board)
     finally:
         board.close()
-    method, _ = load_method(run.weights)
-    method.to(trainer.fabric.device)
-    result = None if trainer.val_bank is None else report(recipe, method, trainer.val_bank)
-    seconds = time.monotonic() - began
-    summary = {"split": "val" if result else None, "seconds": round(seconds, 1), "step": trainer.step} | (
-        result.to_json() if result else {}
-    )
-    write_atomically(run.result, (json.dumps(summary, indent=2) + "\n").encode())
-    return TrainingResult(run.folder, method, result, seconds)
 
 
 def _steps(trainer: Trainer, board: SummaryWriter) -> None:

@@ -3,19 +3,23 @@
 import json
 import math
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import sosn
+from sosn.data import Bank
 from sosn.device import machine
-from sosn.errors import SosnError, UsageError
+from sosn.errors import DataError, SosnError, UsageError
 from sosn.files import write_atomically
 from sosn.recipe import RECIPE_FILE, Recipe, load_recipe, without_place
 from sosn.storage import WEIGHTS_FILE
 
 CHECKPOINT_FILE = "checkpoint.safetensors"
+RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
 RESULT_FILE = "result.json"
 
@@ -50,8 +54,39 @@ class Run:
                     "start another with another --out"
                 )
 
-    def create(self, recipe: Recipe) -> None:
-        """Make the folder and say in it what runs."""
+    def check_contents(self, data: dict[str, Any]) -> None:
+        """Refuse to go on with a run whose images have changed."""
+        before = self.about().get("data", {})
+        for split, old in before.items():
+            if old != data.get(split):
+                raise DataError(
+                    f"the {split} images are not those that the run in {str(self.folder)!r} was started with: put them back, "
+                    "or start another run with another --out"
+                )
+
+    def about(self) -> dict[str, Any]:
+        """What was written down when the run started."""
+        path = self.folder / RUN_FILE
+        about: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        return about
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Refuse a second process in the same folder, as far as the system can tell."""
+        try:
+            import fcntl
+        except ImportError:  # not a Unix
+            yield
+            return
+        with (self.folder / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UsageError(f"another process is training in {str(self.folder)!r}: wait for it, or stop it") from None
+            yield
+
+    def create(self, recipe: Recipe, data: dict[str, Any]) -> None:
+        """Make the folder and say in it what runs, on which images."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -62,8 +97,9 @@ class Run:
             "seed": recipe.seed,
             "versions": {"sosn": sosn.__version__, "torch": torch.__version__, "python": platform.python_version()},
             "machine": {"platform": platform.platform(), "device": machine()},
+            "data": data,
         }
-        write_atomically(self.folder / "run.json", (json.dumps(about, indent=2) + "\n").encode())
+        write_atomically(self.folder / RUN_FILE, (json.dumps(about, indent=2) + "\n").encode())
         write_atomically(self.folder / RECIPE_FILE, recipe.to_toml().encode())
 
     def forget_after(self, step: int) -> None:
@@ -82,6 +118,11 @@ class Run:
             raise SosnError(
                 f"cannot write {str(self.metrics)!r} ({error.strerror}); the last checkpoint is untouched"
             ) from error
+
+
+def contents(bank: Bank) -> dict[str, Any]:
+    """What tells one set of images from another, and which classes it has."""
+    return {"fingerprint": bank.fingerprint, "images": len(bank), "classes": list(bank.names)}
 
 
 def _step(line: str) -> float:
