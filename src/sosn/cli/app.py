@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from sosn.cli.data import app as data_app
+from sosn.cli.importing import app as import_app
 
 app = typer.Typer(
     name="sosn",
@@ -18,6 +19,7 @@ app = typer.Typer(
 )
 
 app.add_typer(data_app, name="data")
+app.add_typer(import_app, name="import")
 
 # Settings are words without dashes; a --steps that slips in reaches the recipe's own message.
 WORDS = {"ignore_unknown_options": True}

@@ -16,6 +16,7 @@ from sosn.precision import full
 from sosn.preprocessing import Polarity
 from sosn.relation import Relation
 
+ENCODER_OPTIONS = ("channels", "input_size", "encoder", "encoder_width", "mean", "std", "polarity")
 Representation = Literal["second_order", "mean", "map"]
 
 
@@ -67,8 +68,7 @@ class NearestPrototype(SoftmaxMethod):
             raise UsageError(
                 f"method {model.name!r} keeps no running statistics, which frozen features need: give another model"
             )
-        taken = ("channels", "input_size", "encoder", "encoder_width", "mean", "std", "polarity")
-        method = cls(**{name: model.config[name] for name in taken} | options)
+        method = cls(**{name: model.config[name] for name in ENCODER_OPTIONS} | options)
         method.encoder.load_state_dict(encoder.state_dict())
         method.trained = model.trained
         return method.to(model.dtype).eval()
