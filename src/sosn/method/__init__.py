@@ -7,6 +7,7 @@ from sosn.method.covamnet import CovaMNet
 from sosn.method.deep_bdc import DeepBDC
 from sosn.method.maml import MAML
 from sosn.method.matching import MatchingNet
+from sosn.method.meta_lstm import MetaLSTM
 from sosn.method.nearest_prototype import NearestPrototype
 from sosn.method.pixels import NearestPixels
 from sosn.method.prototypical import PrototypicalNet
@@ -19,7 +20,7 @@ METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
         SoSN, NearestPixels, RelationNet, PrototypicalNet, MatchingNet, SiameseNet, MAML, Baseline, BaselinePlusPlus,
-        NearestPrototype, DeepBDC, CovaMNet,
+        NearestPrototype, DeepBDC, CovaMNet, MetaLSTM,
     )
 }  # fmt: skip
 
@@ -38,6 +39,7 @@ __all__ = [
     "CovaMNet",
     "DeepBDC",
     "MatchingNet",
+    "MetaLSTM",
     "Method",
     "NearestPixels",
     "NearestPrototype",

@@ -64,6 +64,14 @@ def run_with(
     return maps, used
 
 
+def classify_with(
+    weights: Weights, blocks: nn.Sequential, images: Tensor, moments: Moments | None = None
+) -> tuple[Tensor, Moments]:
+    """Logits (B, L) of images (B, C, H, W) by weights of blocks and of a linear head; and the moments as run_with has them."""
+    maps, used = run_with(weights, "blocks.", blocks, images, moments)
+    return full(F.linear(maps.flatten(1), weights["head.weight"], weights["head.bias"])), used
+
+
 def running_moments(layers: nn.Sequential) -> Moments | None:
     """The running statistics of each batch norm in evaluation mode; None where the batch at hand is to be used."""
     norms = [layer for layer in layers if isinstance(layer, nn.BatchNorm2d)]

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from sosn.encoder import EncoderName
 from sosn.episode import Episode
 from sosn.errors import UsageError
-from sosn.method.adaptation import Moments, Weights, descend, for_each_episode, run_with, start
+from sosn.method.adaptation import Weights, classify_with, descend, for_each_episode, start
 from sosn.method.base import constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
-from sosn.precision import full
 from sosn.preprocessing import Polarity
 
 
@@ -74,6 +73,7 @@ class MAML(SoftmaxMethod):
             weights |= {
                 name: weights[name].expand(episode.way, *weights[name].shape[1:]) for name in ("head.weight", "head.bias")
             }
+        blocks = self.encoder.blocks
         truth = torch.arange(episode.way, device=self.device).repeat_interleave(episode.shot)
         steps = self.inner_steps if self.training else self.test_steps
 
@@ -81,18 +81,13 @@ class MAML(SoftmaxMethod):
             """Logits of the queries of one task after descent."""
 
             def loss(weights: Weights) -> Tensor:
-                return F.cross_entropy(self.apply_with(weights, support)[0], truth)
+                return F.cross_entropy(classify_with(weights, blocks, support)[0], truth)
 
             fast: Weights = weights
             for _ in range(steps):
                 fast = descend(loss, fast, self.rate, self.first_order)
-            moments = None if separately else self.apply_with(fast, support)[1]
-            return self.apply_with(fast, query, moments)[0]
+            moments = None if separately else classify_with(fast, blocks, support)[1]
+            return classify_with(fast, blocks, query, moments)[0]
 
         support, query = (images.unflatten(0, (len(episode), -1)) for images in self.images(episode))
         return cast(Tensor, for_each_episode(solve, support, query))
-
-    def apply_with(self, weights: Weights, images: Tensor, moments: Moments | None = None) -> tuple[Tensor, Moments]:
-        """Logits (B, L) of images (B, C, H, W) with these weights, and the moments that batch norm used: these or their own."""
-        maps, used = run_with(weights, "blocks.", self.encoder.blocks, images, moments)
-        return full(F.linear(maps.flatten(1), weights["head.weight"], weights["head.bias"])), used
