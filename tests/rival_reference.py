@@ -40,6 +40,19 @@ def logits(model: Any, episode: Episode, task: Task, running: bool = False) -> T
     return torch.stack(rows).reshape(episodes, episode.queries, way)
 
 
+def agree(method: Any, episode: Episode, expected: Tensor, wanted: Tensor, loss: str) -> None:
+    """Scores, loss and the gradient of every parameter are those of the expected logits."""
+    torch.testing.assert_close(method(episode), method.score(expected), rtol=0, atol=1e-8)
+    result = method.loss(episode, loss)
+    torch.testing.assert_close(result, wanted, rtol=1e-8, atol=0)
+    parameters = list(method.parameters())
+    theirs = torch.autograd.grad(wanted, parameters)
+    largest = max(gradient.abs().max().item() for gradient in theirs)
+    assert largest > 1e-4  # the test is not empty
+    for mine, gradient in zip(torch.autograd.grad(result, parameters), theirs, strict=True):
+        torch.testing.assert_close(mine, gradient, rtol=1e-6, atol=1e-8 * largest)
+
+
 def mean(tensors: Sequence[Tensor]) -> Tensor:
     return sum(tensors[1:], tensors[0]) / len(tensors)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import reference
-from rival_reference import _gates
+from rival_reference import _gates, agree
 from sosn.errors import UsageError
 from sosn.method import MetaLSTM
 from sosn.method.meta_lstm import scaled
@@ -71,15 +71,7 @@ def test_the_update_rule_is_the_published_one_in_value_and_gradient(steps: int) 
             theta = [part.view(weight.shape) for part, weight in zip(parts, network, strict=True)]
         answers.append(apply(theta, query, apply(theta, support)[1])[0])
     expected = torch.stack(answers)
-    torch.testing.assert_close(model.logits(episode), expected, rtol=0, atol=1e-8)
-    loss = model.loss(episode, "cross_entropy")
-    wanted = reference.cross_entropy(expected, episode.labels)
-    assert loss.item() == pytest.approx(wanted.item(), rel=1e-8)
-    parameters = list(model.parameters())
-    theirs = torch.autograd.grad(wanted, parameters)
-    largest = max(gradient.abs().max().item() for gradient in theirs)
-    for mine, gradient in zip(torch.autograd.grad(loss, parameters), theirs, strict=True):
-        torch.testing.assert_close(mine, gradient, rtol=1e-6, atol=1e-8 * largest)
+    agree(model, episode, expected, reference.cross_entropy(expected, episode.labels), "cross_entropy")
 
 
 def test_a_new_one_is_nearly_plain_descent() -> None:

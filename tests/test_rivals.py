@@ -108,15 +108,7 @@ def test_scores_loss_and_gradients_are_those_of_the_formula(
     torch.testing.assert_close(method(tasks), own(expected), rtol=0, atol=1e-8)
     assert own(expected).std() > 1e-3  # answers differ: the test is not empty
     assert method.own_loss == loss
-    wanted = LOSSES[loss](expected, tasks.labels)
-    result = method.loss(tasks, loss)
-    assert result.item() == pytest.approx(wanted.item(), rel=1e-8)
-    parameters = list(method.parameters())
-    theirs = torch.autograd.grad(wanted, parameters)
-    largest = max(gradient.abs().max().item() for gradient in theirs)
-    assert largest > 1e-4
-    for mine, gradient in zip(torch.autograd.grad(result, parameters), theirs, strict=True):
-        torch.testing.assert_close(mine, gradient, rtol=1e-6, atol=1e-8 * largest)
+    rivals.agree(method, tasks, expected, LOSSES[loss](expected, tasks.labels), loss)
 
 
 @pytest.mark.parametrize(("name", "settings", "formula", "loss"), FORMULAS)

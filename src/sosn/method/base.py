@@ -133,6 +133,20 @@ def constructor_arguments(local_names: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in local_names.items() if key not in ("self", "__class__")}
 
 
+def at_least(least: int, **options: int) -> None:
+    """Refuse constructor options below this, by name."""
+    for name, value in options.items():
+        if value < least:
+            raise UsageError(f"{name} is {value}; it must be {least} or more")
+
+
+def above_zero(**options: float) -> None:
+    """Refuse constructor options that are not above 0, by name."""
+    for name, value in options.items():
+        if not value > 0:
+            raise UsageError(f"{name} is {value}; it must be above 0")
+
+
 def encode_together(method: nn.Module, support: Tensor, query: Tensor, separately: bool) -> tuple[Tensor, Tensor]:
     """Pass two flat batches through an encoder as one batch, so that batch norm sees one population, or as two."""
     if separately:

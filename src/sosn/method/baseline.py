@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from sosn.encoder import EncoderName
 from sosn.episode import Episode
 from sosn.errors import UsageError
-from sosn.method.base import LossName, constructor_arguments
+from sosn.method.base import LossName, above_zero, at_least, constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
 from sosn.precision import full, full_precision
 from sosn.preprocessing import Polarity
@@ -42,9 +42,14 @@ class Baseline(SoftmaxMethod):
         adapt_decay: float = 0.001,
     ) -> None:
         super().__init__(constructor_arguments(locals()))
-        _check_adaptation(classes, adapt_steps, adapt_rate)
-        self.steps, self.rate, self.decay = adapt_steps, adapt_rate, adapt_decay
+        self._fit_by(classes, adapt_steps, adapt_rate, adapt_decay)
         self.classifier = nn.Linear(self.features, classes)
+
+    def _fit_by(self, classes: int, steps: int, rate: float, decay: float) -> None:
+        at_least(2, classes=classes)
+        at_least(0, adapt_steps=steps)
+        above_zero(adapt_rate=rate)
+        self.steps, self.rate, self.decay = steps, rate, decay
 
     def classify(self, vectors: Tensor) -> Tensor:
         """Logits of the training classes: (B, D) → (B, classes)."""
@@ -102,8 +107,9 @@ class BaselinePlusPlus(Baseline):
         adapt_decay: float = 0.001,
     ) -> None:
         SoftmaxMethod.__init__(self, constructor_arguments(locals()))
-        _check_adaptation(classes, adapt_steps, adapt_rate)
-        self.steps, self.rate, self.decay, self.scale = adapt_steps, adapt_rate, adapt_decay, scale
+        self._fit_by(classes, adapt_steps, adapt_rate, adapt_decay)
+        above_zero(scale=scale)
+        self.scale = scale
         self.classifier = nn.Linear(self.features, classes, bias=False)
 
     def classify(self, vectors: Tensor) -> Tensor:
@@ -111,14 +117,6 @@ class BaselinePlusPlus(Baseline):
 
     def head(self, support: Tensor, query: Tensor) -> Tensor:
         return cosine_head(support, query, self.steps, self.rate, self.decay, self.scale)
-
-
-def _check_adaptation(classes: int, steps: int, rate: float) -> None:
-    for name, value, least in (("classes", classes, 2), ("adapt_steps", steps, 0)):
-        if value < least:
-            raise UsageError(f"{name} is {value}; it must be {least} or more")
-    if not rate > 0:
-        raise UsageError(f"adapt_rate is {rate}; it must be above 0")
 
 
 @full_precision

@@ -11,7 +11,7 @@ from sosn.encoder import EncoderName
 from sosn.episode import Episode
 from sosn.errors import UsageError
 from sosn.method.adaptation import Weights, classify_with, descend, for_each_episode, start
-from sosn.method.base import constructor_arguments
+from sosn.method.base import above_zero, at_least, constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
 from sosn.preprocessing import Polarity
 
@@ -51,13 +51,11 @@ class MAML(SoftmaxMethod):
         first_order: bool = False,
     ) -> None:
         super().__init__(constructor_arguments(locals()))
-        for name, value, least in (("outputs", outputs, 2), ("inner_steps", inner_steps, 0), ("test_steps", test_steps, 0)):
-            if value < least:
-                raise UsageError(f"{name} is {value}; it must be {least} or more")
+        at_least(2, outputs=outputs)
+        at_least(0, inner_steps=inner_steps, test_steps=test_steps)
+        above_zero(inner_rate=inner_rate)
         if head not in ("learned", "shared"):
             raise UsageError(f"head is {head!r}; choose learned or shared")
-        if not inner_rate > 0:
-            raise UsageError(f"inner_rate is {inner_rate}; it must be above 0")
         self.shared, self.outputs, self.first_order = head == "shared", outputs, first_order
         self.inner_steps, self.test_steps, self.rate = inner_steps, test_steps, inner_rate
         self.head = nn.Linear(self.features, 1 if self.shared else outputs)

@@ -11,7 +11,7 @@ from sosn.encoder import EncoderName
 from sosn.episode import Episode
 from sosn.errors import UsageError
 from sosn.method.adaptation import Weights, descend, for_each_episode, run_with, running_moments, start
-from sosn.method.base import constructor_arguments
+from sosn.method.base import above_zero, at_least, constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
 from sosn.metric import nearness
 from sosn.precision import full
@@ -49,12 +49,9 @@ class MatchingNet(SoftmaxMethod):
         super().__init__(constructor_arguments(locals()))
         if full_context and fine_tune_steps:
             raise UsageError("full_context and fine_tune_steps exclude one another: set fine_tune_steps=0")
-        for name, value, least in (("context_steps", context_steps, 1), ("fine_tune_steps", fine_tune_steps, 0)):
-            if value < least:
-                raise UsageError(f"{name} is {value}; it must be {least} or more")
-        for name, number in (("scale", scale), ("fine_tune_rate", fine_tune_rate)):
-            if not number > 0:
-                raise UsageError(f"{name} is {number}; it must be above 0")
+        at_least(1, context_steps=context_steps)
+        at_least(0, fine_tune_steps=fine_tune_steps)
+        above_zero(scale=scale, fine_tune_rate=fine_tune_rate)
         self.scale, self.fine_tune_steps, self.fine_tune_rate = scale, fine_tune_steps, fine_tune_rate
         self.context = FullContext(self.features, context_steps) if full_context else None
         self.adapts = fine_tune_steps > 0

@@ -12,7 +12,7 @@ from sosn.encoder import EncoderName
 from sosn.episode import Episode
 from sosn.errors import UsageError
 from sosn.method.adaptation import Weights, classify_with, for_each_episode, start
-from sosn.method.base import constructor_arguments
+from sosn.method.base import at_least, constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
 from sosn.precision import full, full_precision
 from sosn.preprocessing import Polarity
@@ -50,9 +50,9 @@ class MetaLSTM(SoftmaxMethod):
         initial_rate: float = 0.01,
     ) -> None:
         super().__init__(constructor_arguments(locals()))
-        for name, value, least in (("outputs", outputs, 2), ("hidden", hidden, 1), ("inner_steps", inner_steps, 0)):
-            if value < least:
-                raise UsageError(f"{name} is {value}; it must be {least} or more")
+        at_least(2, outputs=outputs)
+        at_least(1, hidden=hidden)
+        at_least(0, inner_steps=inner_steps)
         if not 0 < initial_rate < 1:
             raise UsageError(f"initial_rate is {initial_rate}; it must lie between 0 and 1")
         self.outputs, self.steps = outputs, inner_steps

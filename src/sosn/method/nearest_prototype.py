@@ -8,7 +8,7 @@ from torch import Tensor
 from sosn.encoder import Conv4, Conv4Pooled, EncoderName
 from sosn.episode import Episode
 from sosn.errors import UsageError
-from sosn.method.base import Method, batch_norms, constructor_arguments
+from sosn.method.base import Method, above_zero, batch_norms, constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
 from sosn.metric import MetricName, check_metric, nearness
 from sosn.power_norm import PowerNorm, PowerNormName
@@ -52,6 +52,7 @@ class NearestPrototype(SoftmaxMethod):
     ) -> None:
         super().__init__(constructor_arguments(locals()))
         check_metric(metric)
+        above_zero(scale=scale)
         if representation not in get_args(Representation):
             raise UsageError(f"representation is {representation!r}; choose one of {', '.join(get_args(Representation))}")
         norm = PowerNorm(power_norm, eta, gamma, rho, softness)

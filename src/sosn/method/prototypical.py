@@ -7,8 +7,7 @@ from torch import Tensor
 
 from sosn.encoder import EncoderName
 from sosn.episode import Episode
-from sosn.errors import UsageError
-from sosn.method.base import constructor_arguments
+from sosn.method.base import above_zero, constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
 from sosn.metric import MetricName, check_metric, nearness
 from sosn.precision import full
@@ -39,8 +38,7 @@ class PrototypicalNet(SoftmaxMethod):
     ) -> None:
         super().__init__(constructor_arguments(locals()))
         check_metric(metric)
-        if not scale > 0:
-            raise UsageError(f"scale is {scale}; it must be above 0")
+        above_zero(scale=scale)
         self.metric, self.scale = metric, scale
 
     def logits(self, episode: Episode, separately: bool = False) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from sosn.encoder import EncoderName
 from sosn.episode import Episode
-from sosn.method.base import LossName, constructor_arguments
+from sosn.method.base import LossName, at_least, constructor_arguments
 from sosn.method.encoded import EncodedMethod
 from sosn.precision import full
 from sosn.preprocessing import Polarity
@@ -38,6 +38,7 @@ class SiameseNet(EncodedMethod):
         embedding: int = 256,
     ) -> None:
         super().__init__(constructor_arguments(locals()))
+        at_least(1, embedding=embedding)
         self.embed = nn.Sequential(nn.Linear(self.features, embedding), nn.Sigmoid())
         self.compare = nn.Linear(embedding, 1)
         for layer in (self.embed[0], self.compare):
