@@ -88,6 +88,11 @@ def test_a_classifier_needs_class_numbers_and_cross_entropy() -> None:
         method.loss(tasks, "mse")
 
 
+def test_a_class_beyond_the_classifier_is_refused() -> None:
+    with pytest.raises(UsageError, match="class number 8 among 4 classes"):
+        make("baseline", classes=4).loss(episode(), "cross_entropy")
+
+
 def test_both_adapt_at_test_time() -> None:
     assert Baseline.adapts
     assert BaselinePlusPlus.adapts

@@ -78,6 +78,10 @@ class Baseline(SoftmaxMethod):
                 episode.classes.gather(1, episode.labels.long()).flatten(),
             )
         )
+        if truth.device.type == "cpu" and int(truth.max()) >= self.classifier.out_features:  # elsewhere looking would stall
+            raise UsageError(
+                f"class number {int(truth.max())} among {self.classifier.out_features} classes: leave classes to the data"
+            )
         logits = full(self.classify(torch.cat((support.flatten(0, 2), query.flatten(0, 1)))))
         return F.cross_entropy(logits, truth)
 
