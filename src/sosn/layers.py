@@ -1,9 +1,15 @@
 """Convolution blocks that run faster than their layers one by one, with the same parameters and the same values."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from sosn.kernel import enabled, on_triton
+from sosn.kernel.norm_pool import norm_pool_batch, norm_pool_fixed
+from sosn.kernel.pair_pool import pair_pool_batch, pair_pool_fixed
 
 
 def block(inputs: int, outputs: int, padding: int, pool: bool) -> list[nn.Module]:
@@ -16,25 +22,115 @@ def block(inputs: int, outputs: int, padding: int, pool: bool) -> list[nn.Module
 
 
 def run(layers: nn.Sequential, maps: Tensor) -> Tensor:
-    """What layers(maps) gives; batch norm in evaluation mode is folded into the convolution before it."""
-    remaining: Iterator[nn.Module] = iter(layers)
-    for layer in remaining:
-        if isinstance(layer, nn.Conv2d) and not (norm := next(remaining)).training:
-            assert isinstance(norm, nn.BatchNorm2d)
-            weight, bias = folded(layer, norm)
-            maps = F.conv2d(maps, weight, bias, layer.stride, layer.padding)
-        elif isinstance(layer, nn.Conv2d):
-            maps = norm(layer(maps))
-        else:
-            maps = layer(maps)
+    """What layers(maps) gives, for layers made of blocks."""
+    if not enabled():
+        result: Tensor = layers(maps)
+        return result
+    for one in _blocks(layers):
+        maps = one.run(maps)
     return maps
 
 
-def folded(convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
-    """Weight and bias of the one convolution that does the work of a convolution and the batch norm after it."""
+def run_pairs(layers: nn.Sequential, support: Tensor, query: Tensor) -> Tensor:
+    """What layers gives for [support ; query] of every pair, where layers begins with a block that pools.
+
+    support (E, L, P, S, K, K) and query (E, Q, P, S, K, K) are stacked for each of P permutations; result (E·Q·L, C, h, w).
+    """
+    first, *others = _blocks(layers)
+    weight = first.convolution.weight.unflatten(1, (support.shape[2], 2, support.shape[3]))
+    sides = []
+    for number, side in enumerate((support, query)):  # the convolution is linear: once an image, not once a pair
+        maps = F.conv2d(_channels_last(side.flatten(2, 3).flatten(0, 1)), _channels_last(weight[:, :, number].flatten(1, 2)))
+        sides.append(maps.unflatten(0, side.shape[:2]))
+    maps = first.join(*sides).flatten(0, 2)
+    for one in others:
+        maps = one.run(maps)
+    return maps
+
+
+def _channels_last(maps: Tensor) -> Tensor:
+    """The tensor in channels-last order, and with strides that say so where one channel leaves it open."""
+    maps = maps.contiguous(memory_format=torch.channels_last)
+    return maps if maps.shape[1] > 1 else maps.squeeze(1).unsqueeze(-1).permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A convolution, the batch norm after it, and what follows up to the next."""
+
+    convolution: nn.Conv2d
+    norm: nn.BatchNorm2d
+    pool: bool
+    relu: bool
+
+    def run(self, maps: Tensor) -> Tensor:
+        convolution, norm = self.convolution, self.norm
+        if not on_triton(maps) or (torch.is_grad_enabled() and not norm.training):
+            if norm.training:
+                maps = norm(convolution(maps))
+            else:
+                weight, bias = folded(convolution, norm)
+                maps = F.conv2d(maps, weight, bias, convolution.stride, convolution.padding)
+            maps = F.max_pool2d(maps, 2) if self.pool else maps
+            return F.relu(maps) if self.relu else maps
+        maps = F.conv2d(_channels_last(maps), convolution.weight, None, convolution.stride, convolution.padding)
+        if not norm.training:
+            return norm_pool_fixed(maps, *affine(convolution, norm), self.pool, self.relu)
+        result, mean, var = norm_pool_batch(maps, norm.weight, norm.bias, convolution.bias, norm.eps, self.pool, self.relu)
+        self._track(mean, var, maps.numel() // len(mean))
+        return result
+
+    def join(self, support: Tensor, query: Tensor) -> Tensor:
+        """All that follows the convolution, of a_s + b_q for every pair: (E, Q, L, C, h, w)."""
+        norm = self.norm
+        if not norm.training:
+            return pair_pool_fixed(support, query, *affine(self.convolution, norm))
+        result, mean, var = pair_pool_batch(support, query, norm.weight, norm.bias, self.convolution.bias, norm.eps)
+        self._track(mean, var, query.numel() // len(mean) * support.shape[1])
+        return result
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, var: Tensor, count: int) -> None:
+        """Batch norm's running statistics, from those of a batch whose convolution left out its bias."""
+        norm = self.norm
+        if not norm.track_running_stats or norm.running_mean is None or norm.running_var is None:
+            return
+        assert norm.num_batches_tracked is not None
+        norm.num_batches_tracked += 1
+        share = norm.momentum if norm.momentum is not None else 1 / norm.num_batches_tracked
+        bias = 0 if self.convolution.bias is None else self.convolution.bias
+        norm.running_mean.mul_(1 - share).add_((mean + bias) * share)
+        norm.running_var.mul_(1 - share).add_(var * (share * count / max(count - 1, 1)))
+
+
+def _blocks(layers: nn.Sequential) -> list[_Block]:
+    """The blocks that layers is made of."""
+    found: list[_Block] = []
+    remaining: Iterator[nn.Module] = iter(layers)
+    layer = next(remaining, None)
+    while isinstance(layer, nn.Conv2d):
+        convolution, norm = layer, next(remaining)
+        assert isinstance(norm, nn.BatchNorm2d)
+        layer = next(remaining, None)
+        pool = isinstance(layer, nn.MaxPool2d)
+        layer = next(remaining, None) if pool else layer
+        relu = isinstance(layer, nn.ReLU)
+        layer = next(remaining, None) if relu else layer
+        found.append(_Block(convolution, norm, pool, relu))
+    assert layer is None
+    return found
+
+
+def affine(convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """Scale and shift that a convolution's bias and the batch norm after it in evaluation mode amount to."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
     assert convolution.bias is not None
     scale = norm.weight * (norm.running_var + norm.eps).rsqrt()  # (C,)
-    weight = convolution.weight * scale.view(-1, 1, 1, 1)
-    return weight, (convolution.bias - norm.running_mean) * scale + norm.bias
+    return scale, (convolution.bias - norm.running_mean) * scale + norm.bias
+
+
+def folded(convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """Weight and bias of the one convolution that does the work of a convolution and the batch norm after it."""
+    scale, shift = affine(convolution, norm)
+    return convolution.weight * scale.view(-1, 1, 1, 1), shift

@@ -73,6 +73,7 @@ class TrainingSection:
     average: float = 0.0  # decay of the moving average of weights that is validated and kept; 0 means the weights themselves
     recalibrate: int = 20  # training steps over which batch norm's running statistics are taken anew before each validation
     device: str = "auto"
+    engine: Literal["auto", "plain"] = "auto"  # plain: the layers one by one, without fused kernels or a captured step
 
 
 @dataclass(frozen=True)

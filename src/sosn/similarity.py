@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from sosn.errors import UsageError
-from sosn.layers import block, run
+from sosn.layers import block, run, run_pairs
 
 WIDTH, HIDDEN = 64, 8  # filters a block, units of the first fully connected layer
 
@@ -34,7 +34,15 @@ class SimilarityNet(nn.Module):
         )  # fmt: skip
 
     def forward(self, descriptors: Tensor) -> Tensor:
-        return cast(Tensor, self.head(run(self.blocks, descriptors))).squeeze(-1)
+        return self._finish(run(self.blocks, descriptors))
+
+    def pairs(self, support: Tensor, query: Tensor) -> Tensor:
+        """Logits (E, Q, L) of every pair of support (E, L, P, S, K, K) and query (E, Q, P, S, K, K), stacked."""
+        logits = self._finish(run_pairs(self.blocks, support, query))
+        return logits.view(len(support), query.shape[1], support.shape[1])
+
+    def _finish(self, maps: Tensor) -> Tensor:
+        return cast(Tensor, self.head(maps)).squeeze(-1)
 
 
 class SimilarityStreams(nn.Module):
@@ -55,3 +63,10 @@ class SimilarityStreams(nn.Module):
             return cast(Tensor, self.nets[0](descriptors.flatten(1, 2)))
         logits = [net(part) for net, part in zip(self.nets, descriptors.unbind(1), strict=True)]
         return torch.stack(logits).mean(0)
+
+    def pairs(self, support: Tensor, query: Tensor) -> Tensor:
+        """Logits (E, Q, L) of every pair of support (E, L, P, S, K, K) and query (E, Q, P, S, K, K), stacked."""
+        if len(self.nets) == 1:
+            return cast(SimilarityNet, self.nets[0]).pairs(support, query)
+        parts = zip(self.nets, support.split(1, 2), query.split(1, 2), strict=True)
+        return torch.stack([cast(SimilarityNet, net).pairs(left, right) for net, left, right in parts]).mean(0)

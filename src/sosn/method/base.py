@@ -32,6 +32,7 @@ class Method(nn.Module, ABC):
     adapts: bool = False
     own_loss: ClassVar[LossName] = "mse"
     trained: bool = False
+    capturable: ClassVar[bool] = False  # whether a training step never waits for the GPU, so that it can be a CUDA graph
 
     preprocessing: Preprocessing
     config: dict[str, Any]  # the constructor's arguments, saved with the weights

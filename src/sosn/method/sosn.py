@@ -1,5 +1,6 @@
 """SoSN, the second-order similarity network."""
 
+import sys
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
@@ -10,6 +11,7 @@ from sosn.encoder import Conv4
 from sosn.episode import Episode
 from sosn.errors import UsageError
 from sosn.initialisation import initialise
+from sosn.kernel import enabled
 from sosn.method.base import Method, batch_norms, constructor_arguments, encode_together
 from sosn.permutation import draw_permutations, permute
 from sosn.power_norm import PowerNorm, PowerNormName
@@ -30,6 +32,7 @@ class SoSN(Method):
     """
 
     name: ClassVar[str] = "sosn"
+    capturable: ClassVar[bool] = True
     permutations: Tensor
 
     def __init__(
@@ -87,17 +90,22 @@ class SoSN(Method):
 
     def compare(self, support: Tensor, query: Tensor) -> Tensor:
         """Feature maps (E, L, Z, K, N) and (E, Q, K, N) → similarity logits (E, Q, L)."""
-        if self.relation.stacked:  # permute each image once, not each pair
-            pairs = stack_pairs(
-                self._permute(self.relation.describe_support(support)), self._permute(self.relation.describe_query(query))
-            )
+        # With running statistics a pair's score is its own, so pairs can go in parts that fit in fast memory.
+        alone = not any(layer.training for layer in batch_norms(self.similarity))
+        at_once = PAIRS_AT_ONCE.get(query.device.type, 128) if alone else sys.maxsize
+        if self.relation.stacked:  # each image is permuted, and convolved, once for all its pairs
+            left = self._permute(self.relation.describe_support(support))
+            right = self._permute(self.relation.describe_query(query))
+            if enabled():
+                queries = max(1, at_once // (left.shape[0] * left.shape[1]))
+                return torch.cat(
+                    [self.similarity.pairs(left, part) for part in right.split(min(queries, right.shape[1]), 1)], 1
+                )
+            pairs = stack_pairs(left, right)
         else:
             pairs = self._permute(self.relation.describe_pairs(support, query))
         flat = pairs.flatten(0, 2)
-        # With running statistics a pair's score is its own, so pairs can go in parts that fit in fast memory.
-        alone = not any(layer.training for layer in batch_norms(self.similarity))
-        parts = flat.split(PAIRS_AT_ONCE.get(flat.device.type, 128)) if alone else (flat,)
-        logits: Tensor = torch.cat([self.similarity(part) for part in parts])
+        logits: Tensor = torch.cat([self.similarity(part) for part in flat.split(min(at_once, len(flat)))])
         return logits.view(pairs.shape[:3])
 
     def _permute(self, matrices: Tensor) -> Tensor:

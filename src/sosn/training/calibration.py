@@ -12,9 +12,9 @@ from sosn.method.base import Method, batch_norms
 def update_average(average: dict[str, Tensor], module: nn.Module, decay: float, step: int) -> None:
     """Moving average of the parameters, in place: a ← d·a + (1−d)·w, with a smaller d in the first steps."""
     warm = min(decay, (1 + step) / (10 + step))
+    weights = dict(module.named_parameters())
     with torch.no_grad():
-        for name, weight in module.named_parameters():
-            average[name].lerp_(weight, 1 - warm)
+        torch._foreach_lerp_([average[name] for name in weights], list(weights.values()), 1 - warm)
 
 
 @torch.no_grad()

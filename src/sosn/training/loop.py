@@ -21,12 +21,14 @@ from sosn.episode import Episode
 from sosn.errors import DataError, MissingSplitError, TrainingError, UsageError
 from sosn.evaluation import Evaluation, evaluate
 from sosn.files import write_atomically
+from sosn.kernel import engine
 from sosn.memory import keep_freed_memory
 from sosn.method import Method, method_class
 from sosn.recipe import Recipe
 from sosn.seeding import generator
 from sosn.storage import load_method, load_tensors, restore, save_method, save_tensors
 from sosn.training.calibration import recalibrate, update_average
+from sosn.training.capture import CapturedStep
 from sosn.training.run import Run, contents
 from sosn.training.schedule import learning_rate
 from sosn.typed import annotations
@@ -123,10 +125,11 @@ class Trainer:
         self.judged = copy.deepcopy(self.method)  # takes the weights that are validated and kept
         self.average = {name: weight.detach().clone() for name, weight in self.method.named_parameters()}
         training = recipe.training
-        optimiser_class = torch.optim.AdamW if training.optimiser == "adamw" else torch.optim.Adam
-        self.optimiser = optimiser_class(self.method.parameters(), training.learning_rate, weight_decay=training.weight_decay)
+        self.optimiser = _optimiser(self.method, recipe, device)
         self.module, self.optimizer = self.fabric.setup(self.method, self.optimiser)
         self.module.mark_forward_method("loss")
+        captured = device.type == "cuda" and self.method.capturable and training.engine == "auto"
+        self.learn: Callable[[Episode], Tensor] = CapturedStep(self.take) if captured else self.take
         self.step = 0  # steps taken
         self.began, self.earlier = time.monotonic(), 0.0  # this process's start, and seconds that others spent on the run
         self.best = -1.0
@@ -141,9 +144,20 @@ class Trainer:
         """Take one step and return its loss."""
         training = self.recipe.training
         for group in self.optimiser.param_groups:
-            group["lr"] = learning_rate(self.step, training)
+            rate = learning_rate(self.step, training)
+            group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
         episode = self.episode("train", self.step)
         self.method.train()
+        with engine(training.engine):
+            loss = self.learn(episode)
+        if training.average:
+            update_average(self.average, self.method, training.average, self.step)
+        self.step += 1
+        return loss
+
+    def take(self, episode: Episode) -> Tensor:
+        """Improve the weights on these episodes and return the loss before."""
+        training = self.recipe.training
         self.optimizer.zero_grad()
         with self.fabric.autocast():  # Fabric applies it by itself to forward alone
             loss: Tensor = self.module.loss(episode, training.loss)
@@ -151,13 +165,14 @@ class Trainer:
         if training.clip:
             self.fabric.clip_gradients(self.module, self.optimizer, max_norm=training.clip, error_if_nonfinite=False)
         self.optimizer.step()
-        if training.average:
-            update_average(self.average, self.method, training.average, self.step)
-        self.step += 1
         return loss.detach()
 
     def judge(self) -> Evaluation | None:
         """Validate the current weights, and keep them if they are the best so far or there is nothing to judge them by."""
+        with engine(self.recipe.training.engine):
+            return self._judge()
+
+    def _judge(self) -> Evaluation | None:
         recipe = self.recipe
         self.check_weights()
         with torch.no_grad():
@@ -241,6 +256,15 @@ class Trainer:
         return f"{what} is not finite at step {self.step}{saved}: lower learning_rate, or set clip=0.5"
 
 
+def _optimiser(method: Method, recipe: Recipe, device: torch.device) -> torch.optim.Optimizer:
+    wanted = recipe.training
+    kind = torch.optim.AdamW if wanted.optimiser == "adamw" else torch.optim.Adam
+    if device.type != "cuda":
+        return kind(method.parameters(), wanted.learning_rate, weight_decay=wanted.weight_decay)
+    rate = torch.tensor(wanted.learning_rate, device=device)  # a tensor, so that a captured step reads the current one
+    return kind(method.parameters(), rate, weight_decay=wanted.weight_decay, fused=True, capturable=True)
+
+
 def _fabric(recipe: Recipe) -> Fabric:
     wanted = recipe.training
     device = resolve_device(wanted.device)
@@ -287,9 +311,12 @@ def _run(trainer: Trainer) -> None:
     board = SummaryWriter(str(trainer.run.folder), purge_step=trainer.step)
     recipe = trainer.recipe
     trainer.progress.start(trainer.step, recipe.training.steps, recipe.episodes.episodes_per_step)
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True  # shapes stay the same, so the fastest convolution is worth looking for
     try:
         _steps(trainer, board)
     finally:
+        torch.backends.cudnn.benchmark = before
         board.close()
 
 

@@ -1,0 +1,69 @@
+"""Batch norm, 2×2 max-pooling and ReLU of a map."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def plain(
+    maps: Tensor, weight: Tensor, bias: Tensor, mean: Tensor | None, var: Tensor | None, eps: float, pool: bool, relu: bool
+) -> Tensor:
+    """What norm_pool computes: maps (B, C, H, W); mean and var are None for those of the maps themselves."""
+    maps = F.batch_norm(maps, mean, var, weight, bias, training=mean is None, eps=eps)
+    maps = F.max_pool2d(maps, 2) if pool else maps
+    return F.relu(maps) if relu else maps
+
+
+def norm_pool_batch(
+    maps: Tensor, weight: Tensor, bias: Tensor, offset: Tensor | None, eps: float, pool: bool, relu: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalised by the batch's own statistics: the result, and the batch's mean and (biased) variance, by Triton.
+
+    offset is the bias of the convolution that made the maps, left out there: batch norm takes it away again, so its gradient
+    is 0.
+    """
+    result: tuple[Tensor, Tensor, Tensor] = _Batch.apply(maps, weight, bias, offset, eps, pool, relu)
+    return result
+
+
+def norm_pool_fixed(maps: Tensor, scale: Tensor, shift: Tensor, pool: bool, relu: bool) -> Tensor:
+    """scale·maps + shift, pooled and rectified, by Triton; for evaluation, so without a gradient."""
+    from sosn.kernel.triton_norm_pool import apply
+
+    return apply(_last(maps), scale, shift, pool, relu)
+
+
+class _Batch(torch.autograd.Function):
+    """Saves the map alone: which of the four won is found again in the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, maps: Tensor, weight: Tensor, bias: Tensor, offset: Tensor | None, eps: float, pool: bool, relu: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        from sosn.kernel.triton_norm_pool import apply, moments
+
+        maps = _last(maps)
+        mean, var = moments(maps)
+        inverse = (var + eps).rsqrt()
+        scale = weight * inverse
+        shift = bias - mean * scale
+        ctx.save_for_backward(maps, mean, inverse, scale, shift)
+        ctx.pool, ctx.relu, ctx.offset = pool, relu, offset is not None
+        ctx.mark_non_differentiable(mean, var)
+        return apply(maps, scale, shift, pool, relu), mean, var
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        from sosn.kernel.triton_norm_pool import backward
+
+        maps, mean, inverse, scale, shift = ctx.saved_tensors
+        maps, weight, bias = backward(maps, _last(gradient), mean, inverse, scale, shift, ctx.pool, ctx.relu)
+        return maps, weight, bias, torch.zeros_like(bias) if ctx.offset else None, None, None, None
+
+
+def _last(maps: Tensor) -> Tensor:
+    return maps.contiguous(memory_format=torch.channels_last)

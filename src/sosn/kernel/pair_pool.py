@@ -1,0 +1,168 @@
+"""Batch norm, 2×2 max-pooling and ReLU of a_s + b_q for every pair of a class s and a query q of an episode.
+
+The first convolution of a similarity net is linear in [support ; query], so it is run once for each of them, and only the
+pooled maps of the pairs are ever written. The batch statistics over all pairs need no pair: the mean is the sum of the two
+means, and the variance is that of both sides plus twice the cross term, within an episode the product of the means over its
+classes and over its queries at each position. In the backward pass batch norm's dense terms follow from the same means.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from sosn.kernel import on_triton
+from sosn.precision import full
+
+QUERIES = 4  # of an episode that the CPU takes at once: their maps fit in fast memory
+
+
+def plain(
+    support: Tensor, query: Tensor, weight: Tensor, bias: Tensor, mean: Tensor | None, var: Tensor | None, eps: float
+) -> Tensor:
+    """What pair_pool computes: (E, L, C, H, W), (E, Q, C, H, W) → (E, Q, L, C, H/2, W/2)."""
+    pairs = support.unsqueeze(1) + query.unsqueeze(2)
+    flat = F.batch_norm(pairs.flatten(0, 2), mean, var, weight, bias, training=mean is None, eps=eps)
+    pooled: Tensor = F.relu(F.max_pool2d(flat, 2)).unflatten(0, pairs.shape[:3])
+    return pooled
+
+
+def pair_pool_batch(
+    support: Tensor, query: Tensor, weight: Tensor, bias: Tensor, offset: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalised by the statistics of all pairs: (E, Q, L, C, H/2, W/2), and the mean and (biased) variance of the pairs.
+
+    offset is the bias of the convolution that made the maps, left out there; its gradient is 0.
+    """
+    result: tuple[Tensor, Tensor, Tensor] = _Batch.apply(support, query, weight, bias, offset, eps)
+    return result
+
+
+def pair_pool_fixed(support: Tensor, query: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """scale·(a + b) + shift, pooled and rectified; for evaluation, so without a gradient."""
+    return _forward(_last(support), _last(query), scale, shift)
+
+
+class _Batch(torch.autograd.Function):
+    """Saves the maps of the two sides alone: which of the four won is found again in the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, support: Tensor, query: Tensor, weight: Tensor, bias: Tensor, offset: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        support, query = _last(support), _last(query)
+        means, mean, var = _moments(support, query)
+        inverse = (var + eps).rsqrt()
+        scale = weight * inverse
+        shift = bias - mean * scale
+        ctx.save_for_backward(support, query, *means, mean, inverse, scale, shift)
+        ctx.mark_non_differentiable(mean, var)
+        ctx.offset = offset is not None
+        return _forward(support, query, scale, shift), mean, var
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        support, query, support_mean, query_mean, mean, inverse, scale, shift = ctx.saved_tensors
+        d_support, d_query, first, second = _backward(support, query, gradient, scale, shift)
+        way, queries = support.shape[1], query.shape[1]
+        second = (second - mean * first) * inverse  # Σ d·x̂, from Σ d·x
+        count = query.numel() // query.shape[2] * way
+        shares = torch.stack((first, second * inverse)) / count
+        d_support = _spread(d_support, support, query_mean, queries, mean, scale, shares)
+        d_query = _spread(d_query, query, support_mean, way, mean, scale, shares)
+        offset = torch.zeros_like(first) if ctx.offset else None
+        return d_support, d_query, second.to(scale.dtype), first.to(scale.dtype), offset, None
+
+
+def _last(maps: Tensor) -> Tensor:
+    """(E, M, C, H, W) with the channels last in memory, as a view of (E, M, H, W, C)."""
+    return maps.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+
+
+def _moments(support: Tensor, query: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
+    """Means over the classes and over the queries (E, C, H, W), and mean and variance (C,) of all pairs."""
+    sides = [_side_moments(side) for side in (support, query)]
+    (support_mean, support_var), (query_mean, query_var) = sides
+    centres = [part.mean((0, 2, 3)) for part in (support_mean, query_mean)]
+    apart = [part - centre[:, None, None] for part, centre in zip((support_mean, query_mean), centres, strict=True)]
+    # Variance of a side: within the members at a position, and of their means; the means' parts of both sides go together.
+    var = (support_var + query_var + (apart[0] + apart[1]).square()).mean((0, 2, 3))
+    return (support_mean, query_mean), centres[0] + centres[1], var
+
+
+def _side_moments(maps: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance over the members at each position, (E, M, C, H, W) → (E, C, H, W) twice, in full precision."""
+    if on_triton(maps):
+        from sosn.kernel.triton_pair_pool import side_moments
+
+        return side_moments(maps)
+    return full(maps).mean(1), full(maps).var(1, correction=0)
+
+
+def _forward(support: Tensor, query: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    if on_triton(support):
+        from sosn.kernel.triton_pair_pool import forward
+
+        return forward(support, query, scale, shift)
+    episodes, way, channels, height, width = support.shape
+    queries = query.shape[1]
+    result = support.new_empty(episodes, queries, way, height // 2, width // 2, channels).movedim(-1, -3)
+    left = _corners(support * scale.view(-1, 1, 1) + shift.view(-1, 1, 1))  # four of (E, L, C, H/2, W/2)
+    right = _corners(query * scale.view(-1, 1, 1))
+    for first in range(0, queries, QUERIES):
+        rows = slice(first, first + QUERIES)
+        corners = [a.unsqueeze(1) + b[:, rows].unsqueeze(2) for a, b in zip(left, right, strict=True)]
+        highest = torch.maximum(torch.maximum(corners[0], corners[1]), torch.maximum(corners[2], corners[3]))
+        result[:, rows] = highest.relu_()
+    return result
+
+
+def _backward(
+    support: Tensor, query: Tensor, gradient: Tensor, scale: Tensor, shift: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients that passed pooling and ReLU, summed over the partners of each map, and Σ d and Σ d·x over all pairs (C,)."""
+    if on_triton(support):
+        from sosn.kernel.triton_pair_pool import backward
+
+        return backward(support, query, gradient.movedim(-3, -1).contiguous(), scale, shift)
+    support, query, gradient = full(support), full(query), full(gradient)
+    left = _corners(support * scale.view(-1, 1, 1) + shift.view(-1, 1, 1))
+    right = _corners(query * scale.view(-1, 1, 1))
+    d_support, d_query = torch.zeros_like(support), torch.zeros_like(query)
+    to_support, to_query = _corners(d_support), _corners(d_query)
+    for first in range(0, query.shape[1], QUERIES):
+        rows = slice(first, first + QUERIES)
+        corners = [a.unsqueeze(1) + b[:, rows].unsqueeze(2) for a, b in zip(left, right, strict=True)]
+        highest = torch.maximum(torch.maximum(corners[0], corners[1]), torch.maximum(corners[2], corners[3]))
+        left_over = torch.where(highest > 0, gradient[:, rows], 0.0)
+        for corner, one, other in zip(corners, to_support, to_query, strict=True):  # the first of the highest wins
+            passed = torch.where(corner == highest, left_over, 0.0)
+            left_over = left_over - passed
+            one += passed.sum(1)
+            other[:, rows] = passed.sum(2)
+    total = d_support.sum((0, 1, 3, 4))
+    product = (d_support * support).sum((0, 1, 3, 4)) + (d_query * query).sum((0, 1, 3, 4))
+    return d_support, d_query, total, product
+
+
+def _corners(maps: Tensor) -> list[Tensor]:
+    """The four positions of every 2×2 cell, as views; an odd last row or column belongs to none."""
+    height, width = maps.shape[-2] // 2 * 2, maps.shape[-1] // 2 * 2
+    return [maps[..., y:height:2, x:width:2] for y in (0, 1) for x in (0, 1)]
+
+
+def _spread(
+    passed: Tensor, maps: Tensor, partner: Tensor, partners: int, mean: Tensor, scale: Tensor, shares: Tensor
+) -> Tensor:
+    """Gradient of one side: what passed, less batch norm's two dense terms summed over the partners of each map."""
+    if on_triton(maps):
+        from sosn.kernel.triton_pair_pool import spread
+
+        return spread(passed, maps, partner, partners, mean, scale, shares)
+    first, second, scale, mean = (value.view(-1, 1, 1) for value in (*shares, scale, mean))
+    dense = first + (maps - mean + partner.unsqueeze(1)) * second
+    result: Tensor = (passed - partners * dense) * scale
+    return result.to(maps.dtype)

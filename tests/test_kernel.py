@@ -1,0 +1,197 @@
+"""Fused kernels give what the plain formulas beside them give, in value, gradient and statistics."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sosn
+from sosn.data import open_bank
+from sosn.episode import Episode
+from sosn.errors import UsageError
+from sosn.kernel import enabled, engine, norm_pool, on_triton, pair_pool
+from sosn.method.base import batch_norms
+from sosn.seeding import generator
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5, torch.bfloat16: 5e-2}
+
+
+@pytest.fixture(params=["auto", "triton"])
+def way_to_run(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The plain PyTorch algebra of the CPU, and the Triton kernels: on the GPU, or in Triton's interpreter."""
+    if request.param == "triton":
+        pytest.importorskip("triton")
+    with engine(request.param):
+        yield request.param
+
+
+@pytest.fixture
+def triton() -> Iterator[None]:
+    pytest.importorskip("triton")
+    with engine("triton"):
+        yield
+
+
+def device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture
+def draw() -> Callable[..., Tensor]:
+    """Random tensors, the same in every run."""
+    source = torch.Generator().manual_seed(0)
+    return lambda *shape: torch.randn(shape, generator=source, dtype=torch.float64)
+
+
+def gradients(result: Tensor, weights: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad((result.double() * weights.to(result.device)).sum(), inputs)
+
+
+def close(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
+    scale = theirs.double().abs().max().clamp_min(1e-3)
+    torch.testing.assert_close(ours.double().cpu() / scale.cpu(), theirs.double().cpu() / scale.cpu(), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("channels", "height", "width"), [(6, 6, 4), (5, 7, 5), (8, 3, 3)])
+@pytest.mark.parametrize(("pool", "relu"), [(True, True), (False, True), (True, False)])
+@pytest.mark.usefixtures("triton")
+def test_norm_pool_is_batch_norm_pooling_and_relu(
+    draw: Callable[..., Tensor], dtype: torch.dtype, channels: int, height: int, width: int, pool: bool, relu: bool
+) -> None:
+    maps = (3 + 2 * draw(5, channels, height, width)).to(device(), dtype)
+    weight, bias = draw(channels).to(device()), draw(channels).to(device())  # some weights are negative
+    if dtype != torch.float64:
+        weight, bias = weight.float(), bias.float()
+    inputs = [tensor.requires_grad_() for tensor in (maps, weight, bias)]
+    result, mean, var = norm_pool.norm_pool_batch(maps, weight, bias, torch.zeros_like(bias), 1e-5, pool, relu)
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    expected = norm_pool.plain(exact[0], exact[1], exact[2], None, None, 1e-5, pool, relu)
+    close(result, expected, TOLERANCE[dtype])
+    close(mean, exact[0].mean((0, 2, 3)), TOLERANCE[dtype])
+    close(var, exact[0].var((0, 2, 3), correction=0), TOLERANCE[dtype])
+    passing = draw(*expected.shape).to(device())
+    for ours, theirs in zip(gradients(result, passing, *inputs), gradients(expected, passing, *exact), strict=True):
+        close(ours, theirs, TOLERANCE[dtype])
+    fixed = norm_pool.norm_pool_fixed(maps.detach(), weight.detach(), bias.detach(), pool, relu)
+    nothing, one = torch.zeros(channels, dtype=torch.float64), torch.ones(channels, dtype=torch.float64)
+    here = [tensor.detach().cpu() for tensor in exact]
+    close(fixed, norm_pool.plain(here[0], here[1], here[2], nothing, one, 1e-30, pool, relu), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("episodes", "way", "queries", "channels", "side"), [(2, 3, 5, 6, 6), (1, 2, 7, 4, 5), (2, 5, 2, 3, 4), (1, 40, 3, 2, 4)]
+)
+def test_pair_pool_is_batch_norm_pooling_and_relu_of_all_pairs(
+    way_to_run: str,
+    draw: Callable[..., Tensor],
+    dtype: torch.dtype,
+    episodes: int,
+    way: int,
+    queries: int,
+    channels: int,
+    side: int,
+) -> None:
+    place = device() if way_to_run == "triton" else "cpu"
+    support = (2 + draw(episodes, way, channels, side, side)).to(place, dtype)
+    query = (2 * draw(episodes, queries, channels, side, side) - 1).to(place, dtype)
+    weight, bias = draw(channels).to(place), draw(channels).to(place)
+    if dtype != torch.float64:
+        weight, bias = weight.float(), bias.float()
+    assert on_triton(support) == (way_to_run == "triton")
+    inputs = [tensor.requires_grad_() for tensor in (support, query, weight, bias)]
+    result, mean, var = pair_pool.pair_pool_batch(support, query, weight, bias, torch.zeros_like(bias), 1e-5)
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    expected = pair_pool.plain(exact[0], exact[1], exact[2], exact[3], None, None, 1e-5)
+    pairs = exact[0].unsqueeze(1) + exact[1].unsqueeze(2)
+    close(result, expected, TOLERANCE[dtype])
+    close(mean, pairs.mean((0, 1, 2, 4, 5)), TOLERANCE[dtype])
+    close(var, pairs.var((0, 1, 2, 4, 5), correction=0), TOLERANCE[dtype])
+    passing = draw(*expected.shape).to(place)
+    for ours, theirs in zip(gradients(result, passing, *inputs), gradients(expected, passing, *exact), strict=True):
+        close(ours, theirs, TOLERANCE[dtype])
+    fixed = pair_pool.pair_pool_fixed(support.detach(), query.detach(), weight.detach(), bias.detach())
+    nothing, one = torch.zeros(channels, dtype=torch.float64), torch.ones(channels, dtype=torch.float64)
+    here = [tensor.detach().cpu() for tensor in exact]
+    close(fixed, pair_pool.plain(here[0], here[1], here[2], here[3], nothing, one, 1e-30), TOLERANCE[dtype])
+
+
+def test_the_first_of_equal_values_takes_the_gradient(way_to_run: str) -> None:
+    place = device() if way_to_run == "triton" else "cpu"
+    support = torch.ones(1, 2, 1, 2, 2, device=place, dtype=torch.float64)
+    support[:, 1] = 3
+    query = torch.zeros(1, 2, 1, 2, 2, device=place, dtype=torch.float64)
+    scale = torch.ones(1, device=place, dtype=torch.float64)
+    d_support, d_query, total, product = pair_pool._backward(
+        support, query, torch.ones(1, 2, 2, 1, 1, 1, device=place, dtype=torch.float64), scale, 0 * scale
+    )
+    assert d_support.flatten().tolist() == [2, 0, 0, 0, 2, 0, 0, 0]
+    assert d_query.flatten().tolist() == [2, 0, 0, 0, 2, 0, 0, 0]
+    assert [total.item(), product.item()] == [4, 8]
+
+
+def glyph_episode(episodes: int = 2) -> Episode:
+    bank = open_bank("glyphs", "val", alphabets=10, characters=6, drawings=8)
+    return sosn.EpisodeSampler(bank, 3, 2, 1).draw(episodes, generator("kernel test"))
+
+
+def small_model(**options: object) -> sosn.SoSN:
+    torch.manual_seed(0)
+    model = sosn.SoSN(channels=1, input_size=28, encoder_width=48, **options)  # type: ignore[arg-type]
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, 0, 0.5)
+    return model.double()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"permutations": 3}, {"permutations": 2, "streams": 2}, {"relation": "or_like"}, {"relation": "hadamard"}],
+    ids=str,
+)
+def test_a_training_step_is_the_same_with_either_engine(options: dict[str, object]) -> None:
+    episode = glyph_episode()
+    results = []
+    for name in ("auto", "plain"):
+        model = small_model(**options).train()
+        with engine(name):
+            loss = model.loss(episode)
+            loss.backward()
+        results.append((loss, model))
+    (ours, fast), (theirs, slow) = results
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+    for (name, one), other in zip(fast.named_parameters(), slow.parameters(), strict=True):
+        assert one.grad is not None, name
+        assert other.grad is not None, name
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-6, atol=1e-10, msg=name)
+    for (name, buffer), other_buffer in zip(fast.named_buffers(), slow.buffers(), strict=True):
+        torch.testing.assert_close(buffer, other_buffer, rtol=1e-9, atol=1e-12, msg=name)
+
+
+def test_evaluation_gives_the_same_scores_with_either_engine() -> None:
+    episode, model = glyph_episode(), small_model()
+    for layer in batch_norms(model):
+        assert layer.running_mean is not None
+        assert layer.running_var is not None
+        nn.init.uniform_(layer.running_mean, -1, 1)
+        nn.init.uniform_(layer.running_var, 0.5, 2)
+    model.eval()
+    with engine("plain"):
+        expected = model(episode)
+    torch.testing.assert_close(model(episode), expected, rtol=1e-9, atol=1e-12)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(episode), expected, rtol=1e-9, atol=1e-12)
+    with torch.random.fork_rng(), engine("plain"):
+        once = model(episode, "batch")
+    torch.testing.assert_close(model(episode, "batch"), once, rtol=1e-9, atol=1e-12)
+
+
+def test_an_engine_is_chosen_by_name_and_for_a_while() -> None:
+    assert enabled()
+    with engine("plain"):
+        assert not enabled()
+    assert enabled()
+    with pytest.raises(UsageError, match="choose auto, plain, triton"), engine("fast"):  # type: ignore[arg-type]
+        pass
