@@ -112,7 +112,7 @@ def matching_full_context(model: Any, shots: Sequence[Sequence[Tensor]], query: 
 
 
 def siamese(model: Any, shots: Sequence[Sequence[Tensor]], query: Tensor) -> Tensor:
-    layer, out = model.embed[0], model.compare
+    layer, out = model.embed[0], model.weigh
 
     def embed(image: Tensor) -> Tensor:
         return 1 / (1 + torch.exp(-(layer.weight @ image.flatten() + layer.bias)))

@@ -219,7 +219,8 @@ def test_data_is_prepared_listed_checked_and_shown(cli: Cli, tmp_path: Path, mon
     monkeypatch.setenv("SOSN_HOME", str(tmp_path / "home"))
     code, out, _ = cli("data", "list")
     assert code == 0
-    assert "sosn data prepare omniglot" in " ".join(out.replace("│", " ").split())
+    assert "sosn data prepare NAME --from PATH" in out
+    assert "images_background" in out
     for split in ("train", "val"):
         for label in range(5):
             for number in range(3):

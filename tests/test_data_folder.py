@@ -86,7 +86,8 @@ def test_open_bank_reads_a_folder_by_its_name_and_path(ten_classes: Path) -> Non
 
 
 def test_a_folder_takes_only_its_own_options() -> None:
-    assert set(dataset_options("folder:anywhere")) == {"size", "channels", "split_seed", "val_share", "test_share"}
+    wanted = {"size", "channels", "split_seed", "val_share", "test_share", "max_pixels"}
+    assert set(dataset_options("folder:anywhere")) == wanted
 
 
 # Refusals
@@ -446,3 +447,32 @@ def test_a_class_more_moves_few_of_the_others(tmp_path: Path) -> None:
 def test_images_one_folder_too_deep_are_pointed_out(tmp_path: Path) -> None:
     make_classes(tmp_path / "photos" / "animals", ["ant", "bee"])
     assert "give the folder whose folders hold images" in refusal(tmp_path / "photos")
+
+
+# Animated and huge images
+
+
+@pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "TIFF"])
+def test_of_an_animated_image_the_first_frame_is_read(tmp_path: Path, kind: str) -> None:
+    frames = [Image.new("RGB", (6, 6), shade) for shade in ((250, 0, 0), (0, 250, 0), (0, 0, 250))]
+    lossless = {"lossless": True} if kind == "WEBP" else {}
+    frames[0].save(tmp_path / "moving", kind, save_all=True, append_images=frames[1:], **lossless)
+    with Image.open(tmp_path / "moving") as opened:
+        assert getattr(opened, "n_frames", 1) == 3
+    assert read_image(tmp_path / "moving", 6, 3)[:, 3, 3].tolist() == [250, 0, 0]
+
+
+def test_an_image_beyond_the_limit_is_refused_and_read_when_the_limit_is_raised(ten_classes: Path) -> None:
+    Image.new("L", (40, 30), 7).save(ten_classes / "class0" / "0.png")
+    with pytest.raises(DataError, match=r"40×30 pixels; 1,000 is the limit: shrink it, or raise max_pixels"):
+        folder(str(ten_classes), "train", 4, 1, val_share=0, test_share=0, max_pixels=1000)
+    bank = folder(str(ten_classes), "train", 4, 1, val_share=0, test_share=0, max_pixels=1200)
+    assert int(bank.class_images("class0")[0, 0, 0, 0]) == 7
+
+
+def test_a_raised_limit_goes_beyond_pillows_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 400)
+    Image.new("1", (9000, 6000)).save(tmp_path / "wide.png")
+    with pytest.raises(DataError, match=r"cannot be read|is the limit"):
+        read_image(tmp_path / "wide.png", 4, 1)
+    assert read_image(tmp_path / "wide.png", 4, 1, max_pixels=54_000_000).tolist() == [[[0] * 4] * 4]

@@ -270,3 +270,33 @@ def test_episodes_say_which_classes_of_the_bank_they_hold() -> None:
     episode = EpisodeSampler(bank, 3, 2, 1).draw(5, generator(3))
     assert episode.classes is not None
     assert torch.equal(episode.support[:, :, 0, 0, 0, 0], episode.classes.to(torch.uint8))  # pixels tell the class
+
+
+def bank_of_alphabets(**sizes: int) -> Bank:
+    """Classes called ALPHABET/NUMBER, three images each, whose pixels tell the alphabet."""
+    images = {
+        f"part/{name}/{number}": torch.full((3, 1, 2, 2), place, dtype=torch.uint8)
+        for place, (name, size) in enumerate(sizes.items())
+        for number in range(size)
+    }
+    return Bank.from_classes(images)
+
+
+def test_within_alphabet_takes_every_episode_from_one_alphabet_and_uses_all_that_are_large_enough() -> None:
+    bank = bank_of_alphabets(greek=5, tiny=2, latin=4, runes=3)
+    sampler = EpisodeSampler(bank, 3, 1, 2, within="alphabet")
+    episode = sampler.draw(200, generator())
+    shown = torch.cat((episode.support.flatten(1), episode.query.flatten(1)), 1)
+    assert bool((shown == shown[:, :1]).all())
+    assert set(shown[:, 0].tolist()) == {0, 2, 3}
+    support, _ = sampler.indices(200, generator())
+    assert all(len(set(bank.labels[rows].tolist())) == 3 for rows in support.flatten(1))
+    assert set(bank.labels[support.flatten()].tolist()) == set(range(14)) - {5, 6}
+
+
+def test_within_alphabet_is_refused_where_none_has_enough_classes() -> None:
+    with pytest.raises(DataError, match="the largest of 2 alphabets has 4 classes: lower way"):
+        EpisodeSampler(bank_of_alphabets(greek=4, latin=3), 5, 1, 1, within="alphabet")
+    flat = Bank.from_classes({name: torch.zeros(3, 1, 2, 2, dtype=torch.uint8) for name in ("a", "b")})
+    with pytest.raises(DataError, match="there are none"):
+        EpisodeSampler(flat, 2, 1, 1, within="alphabet")

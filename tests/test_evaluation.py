@@ -362,3 +362,22 @@ def test_scores_that_are_not_finite_are_no_result() -> None:
     bank = sosn.open_bank("glyphs", "val", alphabets=10, characters=5, drawings=4)
     with pytest.raises(sosn.SosnError, match="not finite"):
         evaluate(model, bank, query=1, episodes=2)
+
+
+def test_encoding_every_image_once_changes_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sosn import evaluation
+
+    bank = sosn.open_bank("glyphs", "val", alphabets=10, characters=8, drawings=12)
+    model = sosn.load("glyphs")
+    encoded: list[int] = []
+    encode = model.encode
+
+    def counted(images: Tensor) -> Tensor | None:
+        encoded.append(len(images))
+        return encode(images)
+
+    monkeypatch.setattr(model, "encode", counted)
+    once = evaluate(model, bank, way=3, shot=2, query=4, episodes=20)
+    assert sum(encoded) <= len(bank)  # not 20 episodes × 18 images
+    monkeypatch.setattr(evaluation, "MEMORY", 0)
+    assert evaluate(model, bank, way=3, shot=2, query=4, episodes=20) == once

@@ -113,3 +113,20 @@ def test_whole_numbers_for_mean_and_std_do_not_make_a_model_of_whole_numbers() -
     assert model.dtype == torch.float32
     with pytest.raises(UsageError, match="mean has 0 values"):
         SoSN(channels=1, input_size=28, mean=[])
+
+
+def test_a_mean_image_is_subtracted_pixel_by_pixel_and_fitted_like_any_image() -> None:
+    mean = torch.rand(3, 8, 8, dtype=torch.float64)
+    image = torch.rand(2, 3, 8, 8, dtype=torch.float64)
+    for channels, size, polarity in ((3, 8, "as_is"), (1, 5, "as_is"), (3, 5, "inverted")):
+        plain = Preprocessing(channels, size, polarity=polarity).double()  # type: ignore[arg-type]
+        taken = Preprocessing(channels, size, polarity=polarity, mean_image=True).double()  # type: ignore[arg-type]
+        torch.testing.assert_close(taken(image, torch.float64), plain(image, torch.float64))
+        taken.take_mean(mean)
+        expected = plain(image, torch.float64) - plain(mean[None], torch.float64)
+        torch.testing.assert_close(taken(image, torch.float64), expected)
+
+
+def test_a_mean_image_beside_a_mean_is_refused() -> None:
+    with pytest.raises(UsageError, match="mean and mean_image are both given"):
+        Preprocessing(3, 8, mean=[0.5] * 3, mean_image=True)

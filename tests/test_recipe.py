@@ -234,7 +234,8 @@ def test_another_dataset_drops_the_options_of_the_old_one_and_keeps_the_common_o
     recipe = override(Recipe(), ["alphabets=20", "min_images=5", "data=folder:photos", "split_seed=2"])
     assert recipe.data.name == f"folder:{Path.cwd() / 'photos'}"
     assert recipe.data.min_images == 5
-    assert recipe.data.options == {"size": 84, "channels": 3, "split_seed": 2, "val_share": 0.2, "test_share": 0.2}
+    expected = {"size": 84, "channels": 3, "split_seed": 2, "val_share": 0.2, "test_share": 0.2, "max_pixels": 50_000_000}
+    assert recipe.data.options == expected
 
 
 def test_an_override_gives_options_that_the_dataset_takes() -> None:

@@ -149,6 +149,19 @@ def test_a_batch_of_episodes_is_the_episodes_one_by_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RIVALS)
+def test_images_may_be_encoded_one_by_one_unless_the_method_adapts_its_encoder(name: str) -> None:
+    method, tasks = moved(make(name)), episode(2)
+    with torch.no_grad():
+        encoded = [method.encode(image[None]) for image in torch.cat((tasks.support.flatten(0, 2), tasks.query.flatten(0, 1)))]
+        if name in ("maml", "meta_lstm"):
+            assert encoded == [None] * len(encoded)
+            return
+        maps = torch.cat([one for one in encoded if one is not None])
+        support, query = maps[:12].unflatten(0, (2, 3, 2)), maps[12:].unflatten(0, (2, 4))
+        torch.testing.assert_close(method.score(method.compare(support, query)), method(tasks), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", RIVALS)
 def test_each_query_is_answered_by_itself(name: str) -> None:
     method, tasks = moved(make(name)), episode(2)
     assert not method.transductive
@@ -294,6 +307,13 @@ def test_the_nearest_prototype_of_a_model_takes_its_encoder_and_images_as_they_a
     assert frozen.config["eta"] == 20.0
     ours, theirs = frozen.encoder.state_dict(), model.get_submodule("encoder").state_dict()
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+def test_a_mean_image_is_frozen_with_the_encoder() -> None:
+    model = sosn.SoSN(channels=1, input_size=28, mean_image=True)
+    model.preprocessing.take_mean(torch.rand(1, 28, 28))
+    frozen = NearestPrototype.of(model)
+    assert torch.equal(frozen.preprocessing.mean_image, model.preprocessing.mean_image)
 
 
 def test_models_whose_encoder_cannot_be_frozen_are_refused() -> None:

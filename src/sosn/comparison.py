@@ -44,12 +44,15 @@ class Row:
 
 
 def compare_models(
-    models: Sequence[str], overrides: Sequence[str], progress: Callable[[int, int], None] | None = None
+    models: Sequence[str],
+    overrides: Sequence[str],
+    progress: Callable[[int, int], None] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> tuple[list[Row], EvaluationSettings]:
     """Evaluate models by name or folder on the same episodes, of the first one's data unless told otherwise.
 
     The p-value is that of a two-sided paired t-test over episodes against the first. progress is called, for each model,
-    with the episodes done and their number.
+    with the episodes done and their number; say, with what is left out.
     """
     if not models:
         raise UsageError("there is nothing to compare: give the names or run folders of models")
@@ -57,7 +60,7 @@ def compare_models(
     for method, _ in loaded:
         method.check_trained()
     settings, recipe = evaluation_settings(loaded[0][1], overrides)
-    bank = open_evaluated(recipe, settings)
+    bank = open_evaluated(recipe, settings, say)
     for model, (_, trained) in zip(models, loaded, strict=True):
         check_unseen(model, trained, recipe, bank, settings.split)
     rows: list[Row] = []
@@ -76,8 +79,8 @@ def compare_models(
 
 def mflops_of_an_episode(method: Method, bank: Bank, settings: EvaluationSettings) -> float:
     """Millions of floating-point operations that one episode takes in evaluation, as PyTorch counts them."""
-    sampler = EpisodeSampler(bank, settings.way, settings.shot, settings.query)
-    episode = sampler.draw(1, generator("flops", settings.seed, device=bank.device))
+    sampler = EpisodeSampler(bank, settings.way, settings.shot, settings.query, settings.within)
+    episode = sampler.draw(1, generator("flops", settings.seed, device=bank.device)).to(method.device)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         method.eval()(episode, settings.statistics)
     return float(counter.get_total_flops()) / 1e6

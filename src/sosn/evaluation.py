@@ -11,13 +11,17 @@ import torch
 from torch import Tensor
 
 from sosn.data.bank import Bank
-from sosn.data.sampler import EpisodeSampler
+from sosn.data.sampler import EpisodeSampler, Within
 from sosn.errors import SosnError, SosnWarning, UsageError
+from sosn.kernel import enabled
 from sosn.memory import keep_freed_memory
 from sosn.method.base import Method, Statistics
+from sosn.precision import full
 from sosn.seeding import generator
 
 BLOCK = 50  # episodes drawn from one key: the first 100 of 600 episodes are the first 100 of 100
+IMAGES = {"cpu": 64, "cuda": 1_024}  # encoded at once
+MEMORY = 4 * 2**30  # bytes that encoded images may take; where it is not enough, each episode encodes its own
 TIES = 0.05  # a larger share of queries without a single best class is told
 PAIRS = {"cpu": 1_000, "cuda": 8_000}  # support–query pairs scored at once
 
@@ -66,11 +70,13 @@ def evaluate(
     seed: int = 0,
     statistics: Statistics = "running",
     progress: Callable[[int, int], None] | None = None,
+    within: Within = None,
 ) -> Evaluation:
     """Mean accuracy over episodes that depend on the data, the sizes and the seed alone, so every method sees the same.
 
     query counts images a class. statistics="running" uses what batch norm learnt in training; "batch" is the authors'
-    transductive way. progress is called with the episodes done and their number.
+    transductive way. progress is called with the episodes done and their number. within="alphabet" takes the classes of each
+    episode from one alphabet, as Lake et al. did with Omniglot.
     """
     if episodes < 2:
         raise UsageError(f"episodes is {episodes}; a confidence interval needs 2 or more")
@@ -79,25 +85,29 @@ def evaluate(
     if not isinstance(method, Method) or not isinstance(data, Bank):
         raise UsageError(f"evaluate takes a method and a bank, not {type(method).__name__} and {type(data).__name__}")
     keep_freed_memory()
-    sampler = EpisodeSampler(data, way, shot, query)
+    sampler = EpisodeSampler(data, way, shot, query, within)
     support, queries = draw_indices(sampler, episodes, seed)
     at_once = max(1, PAIRS.get(method.device.type, 1_000) // (way * way * query))
     modes = {module: module.training for module in method.modules()}
     method.eval()
     parts, tied = [], []
     try:
-        for first in range(0, episodes, at_once):
-            rows = slice(first, first + at_once)
-            episode = sampler.episode(support[rows], queries[rows]).to(method.device)
-            with torch.inference_mode():
-                scores = method(episode, statistics)
-            if not torch.isfinite(scores).all():
-                raise SosnError("scores are not finite: the weights or the images hold NaN or infinite values")
-            highest, answers = scores.max(-1)
-            parts.append((answers == episode.labels).double().mean(1))
-            tied.append(((scores == highest.unsqueeze(-1)).sum(-1) > 1).double().mean(1))
-            if progress:
-                progress(min(first + at_once, episodes), episodes)
+        with torch.inference_mode():
+            known = _encode_once(method, data, support, queries) if statistics == "running" and enabled() else None
+            for first in range(0, episodes, at_once):
+                rows = slice(first, first + at_once)
+                labels = sampler.labels.expand(len(support[rows]), -1).to(method.device)
+                if known is None:
+                    scores = method(sampler.episode(support[rows], queries[rows]).to(method.device), statistics)
+                else:
+                    scores = method.score(full(method.compare(*known.look_up(support[rows], queries[rows]))))
+                if not torch.isfinite(scores).all():
+                    raise SosnError("scores are not finite: the weights or the images hold NaN or infinite values")
+                highest, answers = scores.max(-1)
+                parts.append((answers == labels).double().mean(1))
+                tied.append(((scores == highest.unsqueeze(-1)).sum(-1) > 1).double().mean(1))
+                if progress:
+                    progress(min(first + at_once, episodes), episodes)
     finally:
         for module, training in modes.items():
             module.training = training
@@ -115,6 +125,35 @@ def evaluate(
     return Evaluation(
         mean, half, way, shot, query, episodes, statistics, seed, tuple(accuracies.tolist()), fingerprint, ties
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """What a method knows of each image that the episodes use."""
+
+    rows: Tensor  # of the bank, sorted
+    features: Tensor
+
+    def look_up(self, *wanted: Tensor) -> list[Tensor]:
+        places = [torch.searchsorted(self.rows, rows.to(self.rows.device)) for rows in wanted]
+        return [self.features[place.to(self.features.device)] for place in places]
+
+
+def _encode_once(method: Method, data: Bank, *wanted: Tensor) -> _Encoded | None:
+    """Encode every image of the episodes once; None if the method cannot, or if it would take too much memory."""
+    rows = torch.cat([part.flatten() for part in wanted]).unique()
+    at_once = IMAGES.get(method.device.type, 64)
+    first = method.encode(data.images[rows[:at_once].to(data.device)].to(method.device))
+    if first is None or first[0].nbytes * len(rows) > MEMORY:
+        return None
+    features = first.new_empty(len(rows), *first.shape[1:])
+    features[:at_once] = first
+    for start in range(at_once, len(rows), at_once):
+        part = rows[start : start + at_once]
+        encoded = method.encode(data.images[part.to(data.device)].to(method.device))
+        assert encoded is not None
+        features[start : start + at_once] = encoded
+    return _Encoded(rows, features)
 
 
 def draw_indices(sampler: EpisodeSampler, episodes: int, seed: int) -> tuple[Tensor, Tensor]:

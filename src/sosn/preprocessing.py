@@ -17,10 +17,12 @@ class Preprocessing(nn.Module):
 
     (B, c, h, w) → (B, channels, size, size). Other sizes are resized with antialiasing; colour becomes grey by luma, grey
     becomes colour by repetition. polarity="inverted" turns x into 1 − x. mean and std are of images in 0…1, after that.
+    mean_image=True subtracts an image in place of a mean; it is stored with the weights, and 0 until `take_mean` is called.
     """
 
     mean: Tensor
     std: Tensor
+    mean_image: Tensor
 
     def __init__(
         self,
@@ -29,14 +31,20 @@ class Preprocessing(nn.Module):
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         polarity: Polarity = "as_is",
+        mean_image: bool = False,
     ) -> None:
         super().__init__()
         if channels not in (1, 3):
             raise UsageError(f"channels is {channels}; images have 1 (grey) or 3 (colour)")
         if polarity not in ("as_is", "inverted"):
             raise UsageError(f"polarity is {polarity!r}; choose as_is or inverted")
+        if mean_image and mean is not None:
+            raise UsageError("mean and mean_image are both given: choose the mean of each channel or that of each pixel")
         self.channels, self.size, self.polarity = channels, size, polarity
-        self.plain = mean is None and std is None
+        self.plain = mean is None and std is None and not mean_image
+        self.by_pixel = mean_image
+        if mean_image:
+            self.register_buffer("mean_image", torch.zeros(channels, size, size))
         plain = {"mean": (mean, 0.0), "std": (std, 1.0)}
         for name, (given, value) in plain.items():
             values = [value] * channels if given is None else list(given)
@@ -47,6 +55,19 @@ class Preprocessing(nn.Module):
             raise UsageError(f"std is {self.std.flatten().tolist()}; every value must be above 0")
 
     def forward(self, images: Tensor, dtype: torch.dtype) -> Tensor:
+        images = self._fitted(images, dtype)
+        if self.plain:
+            return images
+        mean = self.mean_image if self.by_pixel else self.mean
+        return (images - mean.to(dtype)) / self.std.to(dtype)
+
+    @torch.no_grad()
+    def take_mean(self, image: Tensor) -> None:
+        """Subtract this mean image (c, h, w), floats in 0…1, from now on; it is fitted to the model like any other image."""
+        self.mean_image.copy_(self._fitted(image.unsqueeze(0), torch.float64)[0])  # all steps are linear: the mean stays one
+
+    def _fitted(self, images: Tensor, dtype: torch.dtype) -> Tensor:
+        """Images in 0…1 of the model's size, channels and polarity."""
         images = images.to(dtype) / 255 if images.dtype == torch.uint8 else images.to(dtype)
         if images.shape[-3] not in (1, 3):
             raise UsageError(f"images have {images.shape[-3]} channels; give 1 (grey) or 3 (colour)")
@@ -57,6 +78,4 @@ class Preprocessing(nn.Module):
             images = images.expand(-1, self.channels, -1, -1)
         if images.shape[-2:] != (self.size, self.size):
             images = F.interpolate(images, (self.size, self.size), mode="bilinear", antialias=True, align_corners=False)
-        if self.polarity == "inverted":
-            images = 1 - images
-        return images if self.plain else (images - self.mean.to(dtype)) / self.std.to(dtype)
+        return 1 - images if self.polarity == "inverted" else images

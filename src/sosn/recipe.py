@@ -33,7 +33,9 @@ class DataSection:
 
     name: str = "glyphs"
     min_images: int = 0  # leave out classes with fewer
+    leave_out_small: bool = False  # leave out classes that cannot fill an episode, and say how many
     standardise: bool = True  # give the model the mean and deviation of the training images
+    workers: int = 0  # processes that read training images ahead from disk; 0 keeps all images on the device
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -113,6 +115,7 @@ class Recipe:
         object.__setattr__(self, "data", replace(self.data, options=dataset | self.data.options))
         object.__setattr__(self, "model", replace(self.model, options=method | self.model.options))
         for section, name, least in (
+            (self.data, "workers", 0),
             (self.episodes, "episodes_per_step", 1), (self.training, "steps", 1), (self.training, "recalibrate", 0),
             (self.training, "warmup", 0), (self.training, "decay_every", 1), (self.training, "clip", 0),
             (self.training, "weight_decay", 0), (self.validation, "every", 1), (self.validation, "val_episodes", 2),
@@ -296,4 +299,5 @@ def load_recipe(name_or_path: str) -> Recipe:
 
 def without_place(recipe: Recipe) -> Recipe:
     """The recipe less what decides only where it runs, for comparing two."""
-    return replace(recipe, title="", training=replace(recipe.training, device="auto"))
+    data, training = replace(recipe.data, workers=0), replace(recipe.training, device="auto")
+    return replace(recipe, title="", data=data, training=training)

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from sosn.data import Bank, open_bank
+from sosn.data import Bank, leave_out_small, open_bank
+from sosn.data.sampler import Within, alphabets
 from sosn.device import resolve_device
 from sosn.errors import DataError, UsageError
 from sosn.evaluation import Evaluation, evaluate
@@ -29,33 +30,44 @@ class EvaluationSettings:
     split: Literal["train", "val", "test"] = "val"
     data: str = "glyphs"
     device: str = "auto"
+    within: Within = None
 
 
 def evaluate_model(
-    model: str, overrides: Sequence[str], progress: Callable[[int, int], None] | None = None
+    model: str,
+    overrides: Sequence[str],
+    progress: Callable[[int, int], None] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> tuple[Evaluation, EvaluationSettings]:
     """Evaluate a model by name or folder on the data it was trained for, or on other data."""
     method, trained = load_with_recipe(model)
     method.check_trained()
     settings, recipe = evaluation_settings(trained, overrides)
-    bank = open_evaluated(recipe, settings)
+    bank = open_evaluated(recipe, settings, say)
     check_unseen(model, trained, recipe, bank, settings.split)
     return evaluate_with(method, bank, settings, progress), settings
 
 
-def open_evaluated(recipe: Recipe, settings: EvaluationSettings) -> Bank:
-    """The images of a recipe's data, on the device."""
+def open_evaluated(recipe: Recipe, settings: EvaluationSettings, say: Callable[[str], None] | None = None) -> Bank:
+    """The images of a recipe's data, on the device unless workers are to load them. say is told what is left out."""
     device = resolve_device(settings.device)
-    return open_bank(recipe.data.name, settings.split, recipe.data.min_images, **recipe.data.options).to(device)
+    bank = open_bank(recipe.data.name, settings.split, recipe.data.min_images, **recipe.data.options)
+    if recipe.data.leave_out_small:
+        bank = leave_out_small(bank, settings.split, settings.shot, settings.query, say)
+    if settings.within and say:
+        sizes = alphabets(bank.names)
+        small = sum(size < settings.way for size in sizes.values())
+        say(f"{small} of {len(sizes)} alphabets have fewer than {settings.way} classes and are left out")
+    return bank if recipe.data.workers else bank.to(device)
 
 
 def evaluate_with(
     method: Method, bank: Bank, settings: EvaluationSettings, progress: Callable[[int, int], None] | None = None
 ) -> Evaluation:
-    """Evaluate a method on the bank's device."""
+    """Evaluate a method on the device of the settings."""
     return evaluate(
-        method.to(bank.device), bank, settings.way, settings.shot, settings.query, settings.episodes, settings.seed,
-        settings.statistics, progress,
+        method.to(resolve_device(settings.device)), bank, settings.way, settings.shot, settings.query, settings.episodes,
+        settings.seed, settings.statistics, progress, settings.within,
     )  # fmt: skip
 
 
@@ -90,4 +102,4 @@ def evaluation_settings(recipe: Recipe, overrides: Sequence[str]) -> tuple[Evalu
 
 
 def _about_data(key: str) -> bool:
-    return key.startswith("data.") or key == "min_images"
+    return key.startswith("data.") or key in ("min_images", "leave_out_small")

@@ -105,22 +105,48 @@ def eval(
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="way, shot, query, episodes, seed, statistics=running|batch, split=val|test, data, device.",
+            help="way, shot, query, episodes, seed, statistics=running|batch, split=val|test, within=alphabet, data, device.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Accuracy ± 95% CI on fixed seeded episodes; validation classes unless split=test is typed."""
-    from sosn.cli.show import progress_bar
+    from sosn.cli.show import console, progress_bar
     from sosn.tasks import evaluate_model
 
     with progress_bar("evaluating") as bar:
-        result, settings = evaluate_model(model, overrides or [], bar)
+        result, settings = evaluate_model(model, overrides or [], bar, console.print)
     if as_json:
-        _print_json(result.to_json() | {"model": model, "split": settings.split, "data": settings.data})
+        _print_json(
+            result.to_json() | {"model": model, "split": settings.split, "data": settings.data, "within": settings.within}
+        )
     else:
         way = f"{result.way}-way {result.shot}-shot, {result.query} queries a class, {result.statistics} statistics"
-        typer.echo(f"{result}  {way}, {result.episodes} episodes of {settings.data} {settings.split}, seed {result.seed}")
+        within = f" within one {settings.within}" if settings.within else ""
+        typer.echo(
+            f"{result}  {way}, {result.episodes} episodes of {settings.data} {settings.split}{within}, seed {result.seed}"
+        )
+
+
+@app.command()
+def reproduce(
+    table: Annotated[str, typer.Argument(help="open-mic-1 or open-mic-2.")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the runs; runs/TABLE if not given.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A few steps and episodes, to see that it works.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run all experiments of one of the paper's tables and print its figures beside ours. Goes on where it stopped."""
+    from sosn.cli.show import RichProgress, show_reproduction
+    from sosn.reproduce import reproduce as run_table
+
+    folder = out or Path("runs") / (f"{table}-quick" if quick else table)
+    with RichProgress() as progress:
+        result = run_table(table, folder, overrides or [], quick, progress)
+    if as_json:
+        _print_json(result.to_json())
+    else:
+        show_reproduction(result, quick)
 
 
 @app.command(context_settings=WORDS)
@@ -134,12 +160,12 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Several models on the same episodes: accuracy ± 95% CI, paired p-values against the first, size and speed."""
-    from sosn.cli.show import progress_bar, show_comparison
+    from sosn.cli.show import console, progress_bar, show_comparison
     from sosn.comparison import compare_models
 
     settings_given = [word for word in words if "=" in word and not Path(word).exists()]
     with progress_bar("comparing") as bar:
-        rows, settings = compare_models([word for word in words if word not in settings_given], settings_given, bar)
+        rows, settings = compare_models([w for w in words if w not in settings_given], settings_given, bar, console.print)
     if as_json:
         _print_json({"split": settings.split, "data": settings.data, "rows": [row.to_json() for row in rows]})
     else:

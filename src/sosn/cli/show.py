@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sosn.data.check import Finding
     from sosn.demo import DemoResult
     from sosn.evaluation import Evaluation
+    from sosn.reproduce import Table as ReproducedTable
     from sosn.tasks import EvaluationSettings
 
 QUIET = 30.0  # seconds between two lines where there is no terminal
@@ -54,6 +55,9 @@ class RichProgress:
             time.monotonic(),
         )
         self.told = self.began
+        if self.task is not None:  # the next of several runs
+            self.bar.remove_task(self.task)
+            self.loss, self.best, self.smooth = "", "", None
         self.task = self.bar.add_task("training", total=steps, completed=first_step, status="")
 
     def step(self, step: int, loss: float | None) -> None:
@@ -162,8 +166,10 @@ def show_datasets(found: list[dict[str, Any]], forms: dict[str, str]) -> None:
     for one in found:
         table.add_row(one["name"], str(one["size"]), str(one["classes"]), str(one["images"]), one["folder"])
     for name in sorted(set(forms) - {one["name"] for one in found}):
-        table.add_row(name, "", "", "", f"not prepared: sosn data prepare {name} --from PATH, with {forms[name]}")
-    Console().print(table)
+        table.add_row(name, "", "", "", f"not prepared; from {forms[name]}")
+    out = Console(highlight=False)
+    out.print(table)
+    out.print("`sosn data prepare NAME --from PATH` prepares one, for instance at another --size", soft_wrap=True)
 
 
 def show_findings(findings: "list[Finding]", images: int) -> None:
@@ -183,6 +189,30 @@ def show_recipes(titles: dict[str, str]) -> None:
     for name, title in titles.items():
         table.add_row(name, title)
     Console().print(table)
+
+
+def show_reproduction(result: "ReproducedTable", quick: bool) -> None:
+    """The paper's rows and ours, a line for each pair or exhibition; what could not be run is a dash, with the reason below."""
+    out = Console(highlight=False)
+    note = ": quick, so ours is no result" if quick else ""
+    reasons: dict[str, str] = {}
+    for way in result.ways:
+        rows = [row for row in result.paper if row.way == way]
+        table = _table(f"{result.protocol}, {way}-way 1-shot, %{note}", "", *(f"{row.model} (paper)" for row in rows), "ours")
+        for number, (train, test) in enumerate(result.columns):
+            name = train if train == test else f"{train}→{test}"
+            cell = result.cell(train, test, way)
+            ours = "–"
+            if cell.measured:
+                ours = f"{100 * cell.measured['accuracy']:.1f} ± {100 * cell.measured['ci95']:.1f}"
+            else:
+                reasons[f"{name}, {way}-way"] = cell.reason
+            table.add_row(name, *(f"{row.figures[number][0]} ± {row.figures[number][1]}" for row in rows), ours)
+        average = result.average(way)
+        table.add_row("average", *(f"{row.average:.2f}" for row in rows), "–" if average is None else f"{100 * average:.2f}")
+        out.print(table)
+    for name, reason in reasons.items():
+        out.print(f"– {name}: {reason}", soft_wrap=True)
 
 
 def show_demo(result: "DemoResult") -> None:

@@ -4,11 +4,15 @@ from collections.abc import Callable
 from typing import Any
 
 from sosn.data.bank import Bank
+from sosn.data.cifar import cifar_fs, fc100
+from sosn.data.cub import cub
 from sosn.data.folder import folder
 from sosn.data.glyphs import glyphs
 from sosn.data.mini_imagenet import mini_imagenet
 from sosn.data.omniglot import omniglot
-from sosn.data.sampler import EpisodeSampler
+from sosn.data.open_mic import open_mic
+from sosn.data.sampler import EpisodeSampler, leave_out_small
+from sosn.data.tiered_imagenet import tiered_imagenet
 from sosn.errors import UsageError
 from sosn.spelling import nearest
 from sosn.typed import annotations, check_options
@@ -17,6 +21,11 @@ DATASETS: dict[str, Callable[..., Bank]] = {
     "glyphs": glyphs,
     "omniglot": omniglot,
     "mini-imagenet": mini_imagenet,
+    "open-mic": open_mic,
+    "tiered-imagenet": tiered_imagenet,
+    "cub": cub,
+    "cifar-fs": cifar_fs,
+    "fc100": fc100,
     "folder": folder,
 }
 
@@ -52,4 +61,4 @@ def open_bank(name: str, split: str, min_images: int = 0, **options: Any) -> Ban
     return bank.with_at_least(min_images) if min_images else bank
 
 
-__all__ = ["DATASETS", "Bank", "EpisodeSampler", "dataset_opener", "dataset_options", "open_bank"]
+__all__ = ["DATASETS", "Bank", "EpisodeSampler", "dataset_opener", "dataset_options", "leave_out_small", "open_bank"]

@@ -10,7 +10,7 @@ ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 
 
 def is_archive(path: Path) -> bool:
-    return path.is_file() and path.name.lower().endswith(ENDINGS)
+    return path.name.lower().endswith(ENDINGS) and path.is_file()
 
 
 def unpack(archive: Path, folder: Path) -> None:

@@ -11,6 +11,8 @@ from torch import Tensor
 from sosn.errors import DataError
 from sosn.spelling import nearest
 
+PART = 4096  # images that are looked at together, so that a bank on disk need not fit into memory
+
 
 @dataclass(frozen=True)
 class Bank:
@@ -104,6 +106,8 @@ class Bank:
             raise DataError(f"there is no class {name!r} among {len(self.names)}{nearest(name, self.names)}")
 
     def _select(self, keep: Tensor) -> "Bank":
+        if keep.all():
+            return self
         rows = keep[self.labels]
         renumbered = keep.cumsum(0) - 1
         names = tuple(name for name, kept in zip(self.names, keep.tolist(), strict=True) if kept)
@@ -122,8 +126,11 @@ class Bank:
 
     def mean_std(self) -> tuple[list[float], list[float]]:
         """Mean and standard deviation of each channel, in 0…1."""
-        channels = self.images.movedim(1, 0).flatten(1)
-        moments = [torch.bincount(channel.flatten(), minlength=256).double() for channel in channels]
+        counts = torch.zeros(self.channels, 256, dtype=torch.int64, device=self.device)
+        for part in self.images.split(PART):
+            for own, channel in zip(counts, part.unbind(1), strict=True):
+                own += torch.bincount(channel.flatten(), minlength=256)
+        moments = counts.double()
         values = torch.arange(256, device=self.device).double() / 255
         means = [float((m * values).sum() / m.sum()) for m in moments]
         spreads = [
@@ -131,11 +138,18 @@ class Bank:
         ]
         return means, [max(spread, 1e-3) for spread in spreads]
 
+    def mean_image(self) -> Tensor:
+        """The mean of all images, (C, H, W) float64 in 0…1."""
+        total = torch.zeros(self.images.shape[1:], dtype=torch.int64, device=self.device)
+        for part in self.images.split(PART):
+            total += part.sum(0, dtype=torch.int64)
+        return total.double() / (255 * len(self.images))
+
     @cached_property
     def fingerprint(self) -> str:
         """A short digest of class names, counts and pixels: two banks with the same one give the same episodes."""
         digest = hashlib.blake2b("\0".join(self.names).encode(), digest_size=8)
         digest.update(repr(tuple(self.images.shape)).encode())
         for tensor in (self.counts, self.images, *(() if self.groups is None else (self.groups,))):
-            digest.update(tensor.cpu().contiguous().numpy().tobytes())
+            digest.update(tensor.cpu().contiguous().numpy())
         return digest.hexdigest()

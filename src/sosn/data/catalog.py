@@ -7,10 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sosn.data import arrays
 from sosn.data.archive import is_archive, unpack
+from sosn.data.cifar import scan_cifar_fs, scan_fc100
+from sosn.data.cub import scan_cub
+from sosn.data.folder import SPLITS
 from sosn.data.mini_imagenet import scan_mini_imagenet
 from sosn.data.omniglot import scan_omniglot
+from sosn.data.open_mic import scan_open_mic
 from sosn.data.prepared import Entry, home, prepare, prepared_sizes, read_index
+from sosn.data.tiered_imagenet import scan_tiered_imagenet
 from sosn.errors import DataError, UsageError
 from sosn.spelling import nearest
 
@@ -33,7 +39,24 @@ CATALOG = {
     ),
     "mini-imagenet": Preparable(
         scan_mini_imagenet, 84, 3, r"(^|/)(mini[^/]*|(train|val|test)[^/]*)$",
-        "train|val|test/WNID/*.jpg trees, or one folder of images with train.csv, val.csv, test.csv",
+        "train|val|test/WNID/*.jpg trees, images or an ImageNet tree with train.csv, val.csv, test.csv, or the common pickles",
+    ),
+    "open-mic": Preparable(
+        scan_open_mic, 84, 3, r"(^|/)(open[-_]?mic|museum|crops_)[^/]*$",
+        "crops_EX folders with list files, crops_EX.hd5 files, museum/EX/{train,test} or part1…part4 trees",
+    ),
+    "tiered-imagenet": Preparable(
+        scan_tiered_imagenet, 84, 3, r"(^|/)(tiered[^/]*|(train|val|test)[^/]*)$",
+        "train|val|test/WNID/*.jpg trees, or {train,val,test}_images_png.pkl with _labels.pkl",
+    ),
+    "cub": Preparable(scan_cub, 84, 3, r"(^|/)CUB[^/]*$", "CUB_200_2011/images/NNN.Name/*.jpg, or its tgz"),
+    "cifar-fs": Preparable(
+        scan_cifar_fs, 32, 3, r"(^|/)cifar[^/]*$",
+        "cifar-100-python, its tar.gz, folders of PNGs called after the classes, or CIFAR_FS_{train,val,test}.pickle",
+    ),
+    "fc100": Preparable(
+        scan_fc100, 32, 3, r"(^|/)(cifar|FC100)[^/]*$",
+        "cifar-100-python, its tar.gz, folders of PNGs called after the classes, or FC100_{train,val,test}.pickle",
     ),
 }  # fmt: skip
 
@@ -55,7 +78,10 @@ def prepare_dataset(
             root = Path(folder)
             for archive in archives:
                 unpack(archive, root)
-        prepare(name, dataset.scan(root), size or dataset.size, dataset.channels, progress)
+        try:
+            prepare(name, dataset.scan(root), size or dataset.size, dataset.channels, progress)
+        finally:
+            arrays.forget()
     return summary(name, size or dataset.size)
 
 
@@ -77,7 +103,7 @@ def summary(name: str, size: int) -> dict[str, Any]:
     return {
         "name": name, "size": size, "classes": len(index["classes"]), "images": sum(index["counts"]),
         "splits": {split: part for split, part in splits.items() if split},
-        "missing": [split for split in ("train", "val", "test") if split not in splits] if "" not in splits else [],
+        "missing": [split for split in SPLITS if split not in splits] if splits.keys() & set(SPLITS) else [],
         "folder": str(home() / f"{name}-{size}"),
     }  # fmt: skip
 

@@ -29,12 +29,13 @@ def folder(
     split_seed: int = 0,
     val_share: float = 0.2,
     test_share: float = 0.2,
+    max_pixels: int = LARGEST,
 ) -> Bank:
     """Images of a folder of folders, one for each class, or of a CSV file with the columns path, label[, group][, split].
 
     Splits are the folders path/train, path/val and path/test or the column split; without them classes are split with a seed.
-    Images are resized, antialiased, to size×size. A missing folder, an empty class, an unreadable file and a class in two
-    splits are refused.
+    Images are resized, antialiased, to size×size. A missing folder, an empty class, an unreadable file, a class in two
+    splits and an image of more than max_pixels are refused.
     """
     if size < 1 or channels not in (1, 3):
         raise UsageError(f"size is {size} and channels {channels}; a size of 1 or more and 1 (grey) or 3 (colour) are needed")
@@ -53,7 +54,7 @@ def folder(
         raise MissingSplitError(f"{path!r} has {', '.join(named)} and no {split!r}: add its images")
     if not chosen:
         raise MissingSplitError(f"{len(homes)} classes leave none for {split!r}: add classes or change {split}_share")
-    return _bank(chosen, size, channels)
+    return _bank(chosen, size, channels, max_pixels)
 
 
 @dataclass(frozen=True)
@@ -136,10 +137,10 @@ def _split_classes(classes: list[str], seed: int, val_share: float, test_share: 
     return dict(zip(order, parts, strict=False))
 
 
-def _bank(pictures: list[_Picture], size: int, channels: int) -> Bank:
+def _bank(pictures: list[_Picture], size: int, channels: int, max_pixels: int) -> Bank:
     ordered = sorted(pictures, key=lambda picture: picture.label)
     with ThreadPoolExecutor() as pool:
-        images = list(pool.map(lambda picture: read_image(picture.file, size, channels), ordered))
+        images = list(pool.map(lambda picture: read_image(picture.file, size, channels, max_pixels=max_pixels), ordered))
     numbers = {label: number for number, label in enumerate(dict.fromkeys(picture.label for picture in ordered))}
     groups = None
     if any(picture.group for picture in ordered):  # a picture without one is a group by itself
@@ -150,24 +151,36 @@ def _bank(pictures: list[_Picture], size: int, channels: int) -> Bank:
     return Bank(torch.stack(images), labels, tuple(numbers), groups)
 
 
-def read_image(file: str | os.PathLike[str], size: int, channels: int) -> Tensor:
-    """One image file as (channels, size, size) uint8, turned as its EXIF says, transparency on white."""
+def read_image(file: str | os.PathLike[str], size: int, channels: int, crop: float = 1.0, max_pixels: int = LARGEST) -> Tensor:
+    """One image file, the first frame if it is animated, as (channels, size, size) uint8."""
+    if max_pixels > LARGEST and (Image.MAX_IMAGE_PIXELS or max_pixels) < max_pixels:
+        Image.MAX_IMAGE_PIXELS = max_pixels  # Pillow has a limit of its own
     try:
         with Image.open(file) as opened:
-            if opened.width * opened.height > LARGEST:
+            if opened.width * opened.height > max_pixels:
                 raise DataError(
-                    f"image {str(file)!r} has {opened.width}×{opened.height} pixels; {LARGEST:,} is the limit: shrink it"
+                    f"image {str(file)!r} has {opened.width}×{opened.height} pixels; {max_pixels:,} is the limit: shrink it, "
+                    "or raise max_pixels"
                 )
-            image = ImageOps.exif_transpose(_eight_bit(opened))
-            if image.has_transparency_data:
-                image = image.convert("RGBA")
-                image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-            image = image.convert("L" if channels == 1 else "RGB")
-            if image.size != (size, size):
-                image = image.resize((size, size), Image.Resampling.BILINEAR)  # Pillow's filters antialias
-            return torch.from_numpy(np.array(image)).view(size, size, channels).permute(2, 0, 1)
+            return fit_image(opened, size, channels, crop)
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, RuntimeError, Image.DecompressionBombError) as error:
         raise DataError(f"image {str(file)!r} cannot be read ({error}): replace or remove it") from error
+
+
+def fit_image(opened: Image.Image, size: int, channels: int, crop: float = 1.0) -> Tensor:
+    """An image as (channels, size, size) uint8: turned as its EXIF says, transparency on white, cropped to the centre."""
+    image = ImageOps.exif_transpose(_eight_bit(opened))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    image = image.convert("L" if channels == 1 else "RGB")
+    if crop != 1:
+        width, height = (round(crop * side) for side in image.size)
+        left, top = (image.width - width) // 2, (image.height - height) // 2
+        image = image.crop((left, top, left + width, top + height))
+    if image.size != (size, size):
+        image = image.resize((size, size), Image.Resampling.BILINEAR)  # Pillow's filters antialias
+    return torch.from_numpy(np.array(image)).view(size, size, channels).permute(2, 0, 1)
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:

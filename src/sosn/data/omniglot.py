@@ -7,7 +7,8 @@ import torch
 
 from sosn.data.bank import Bank
 from sosn.data.prepared import Entry, open_prepared, read_index
-from sosn.errors import DataError, UsageError
+from sosn.data.sources import check_split
+from sosn.errors import DataError
 from sosn.seeding import generator
 
 PARTS = ("images_background", "images_evaluation")
@@ -41,8 +42,7 @@ def omniglot(
     partition="paper": class paths sorted and shuffled with seed 0, 1200 train, of which the last 100 are val, and 423 test.
     rotations=True adds the training classes turned by 90, 180 and 270 degrees as classes of their own.
     """
-    if split not in ("train", "val", "test"):
-        raise UsageError(f"split is {split!r}; choose train, val or test")
+    check_split(split)
     classes = read_index("omniglot", size)["classes"]
     if partition == "vinyals":
         wanted = {name for name in classes if vinyals_split(name) == split}

@@ -5,6 +5,7 @@ came from, counts, groups, file names). It is built beside its place and moved t
 complete; preparing again after an interruption goes on where it stopped.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable
@@ -15,23 +16,42 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from sosn.data.arrays import read_row
 from sosn.data.bank import Bank
 from sosn.data.folder import read_image
 from sosn.errors import DataError, MissingSplitError, SosnError
 from sosn.files import write_atomically
 
 BATCH = 1024  # images between two notes of how far preparing has come
+IN_MEMORY = 2**30  # bytes of scattered rows that are copied into memory when a bank is opened
 
 
 @dataclass(frozen=True, order=True)
 class Entry:
-    """One image file of a dataset: its class, the split its folder or list names ("" if none), and its group, if any."""
+    """One image of a dataset: its class, the split its folder or list names ("" if none), and its group, if any.
+
+    row: which one, if the file is an array of many. crop: the central share of its sides that is kept.
+    """
 
     split: str
     label: str
     file: str
     group: str = ""
+    row: int | None = None
+    crop: float = 1.0
+
+    @property
+    def name(self) -> str:
+        """The file, and the row if it has many."""
+        return self.file if self.row is None else f"{self.file}[{self.row}]"
+
+    def read(self, size: int, channels: int) -> Tensor:
+        """The image as (channels, size, size) uint8."""
+        if self.row is None:
+            return read_image(self.file, size, channels, self.crop)
+        return read_row(self.file, self.row, size, channels, self.crop)
 
 
 def home() -> Path:
@@ -63,12 +83,12 @@ def prepare(
         images = np.lib.format.open_memmap(partial / "images.npy", mode=mode, dtype=np.uint8, shape=shape)
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for first in range(done, len(ordered), BATCH):
-                files = [entry.file for entry in ordered[first : first + BATCH]]
-                for row, image in enumerate(pool.map(lambda file: read_image(file, size, channels), files), first):
+                batch = ordered[first : first + BATCH]
+                for row, image in enumerate(pool.map(lambda entry: entry.read(size, channels), batch), first):
                     images[row] = image.numpy()
-                (partial / "done").write_text(f"{first + len(files)}.")  # the system keeps what a killed process has written
+                (partial / "done").write_text(f"{first + len(batch)}.")  # the system keeps what a killed process has written
                 if progress:
-                    progress(first + len(files), len(ordered))
+                    progress(first + len(batch), len(ordered))
         images.flush()
         del images
         (partial / "done").unlink(missing_ok=True)
@@ -87,13 +107,13 @@ def _describe(name: str, ordered: list[Entry], size: int, channels: int) -> dict
     for entry in ordered:
         classes[entry.split, entry.label] = classes.get((entry.split, entry.label), 0) + 1
     grouped = any(entry.group for entry in ordered)
-    numbers = {group: number for number, group in enumerate(sorted({e.group or e.file for e in ordered}))} if grouped else {}
+    numbers = {group: number for number, group in enumerate(sorted({e.group or e.name for e in ordered}))} if grouped else {}
     return {
         "name": name, "size": size, "channels": channels,
         "classes": [label for _, label in classes], "splits": [split for split, _ in classes],
         "counts": list(classes.values()),
-        "groups": [numbers[entry.group or entry.file] for entry in ordered] if grouped else None,
-        "files": [Path(entry.file).name for entry in ordered],
+        "groups": [numbers[entry.group or entry.name] for entry in ordered] if grouped else None,
+        "files": [Path(entry.name).name for entry in ordered],
     }  # fmt: skip
 
 
@@ -128,20 +148,42 @@ def read_index(name: str, size: int) -> dict[str, Any]:
 
 
 def open_prepared(name: str, size: int, what: str, keep: Callable[[str, str], bool]) -> Bank:
-    """The bank of the classes for which keep(class, split it came from) is true, read from disk as needed."""
+    """The bank of the classes for which keep(class, split it came from) is true, read from disk as needed.
+
+    A class that stands in several splits that are kept is one class.
+    """
     index = read_index(name, size)
-    images = torch.from_numpy(np.load(place(name, size) / "images.npy", mmap_mode="c"))
     counts = index["counts"]
     ends = np.cumsum(counts)
-    chosen = [n for n, (label, split) in enumerate(zip(index["classes"], index["splits"], strict=True)) if keep(label, split)]
-    if not chosen:
+    runs: dict[str, list[int]] = {}
+    for number, (label, split) in enumerate(zip(index["classes"], index["splits"], strict=True)):
+        if keep(label, split):
+            runs.setdefault(label, []).append(number)
+    if not runs:
         raise MissingSplitError(f"{name} at {size}×{size} was prepared without {what} images")
-    rows = np.concatenate([np.arange(ends[n] - counts[n], ends[n]) for n in chosen])
-    labels = torch.repeat_interleave(torch.arange(len(chosen)), torch.tensor([counts[n] for n in chosen]))
+    rows = np.concatenate([np.arange(ends[n] - counts[n], ends[n]) for numbers in runs.values() for n in numbers])
+    sizes = torch.tensor([sum(counts[n] for n in numbers) for numbers in runs.values()])
+    labels = torch.repeat_interleave(torch.arange(len(runs)), sizes)
     groups = None if index["groups"] is None else torch.tensor(index["groups"])[rows]
-    whole = len(rows) == rows[-1] - rows[0] + 1  # one run of the file: no copy
-    part = images[int(rows[0]) : int(rows[-1]) + 1] if whole else images[torch.from_numpy(rows)]
-    return Bank(part, labels, tuple(index["classes"][n] for n in chosen), groups)
+    return Bank(_part(place(name, size) / "images.npy", rows), labels, tuple(runs), groups)
+
+
+def _part(file: Path, rows: "np.ndarray[Any, np.dtype[np.int64]]") -> Tensor:
+    """Rows of a file of images. One run is mapped; others are copied, into memory or, if many, into a file beside it."""
+    images = np.load(file, mmap_mode="c")
+    if (np.diff(rows) == 1).all():
+        return torch.from_numpy(images[rows[0] : rows[-1] + 1])
+    if len(rows) * images[0].nbytes <= IN_MEMORY:
+        return torch.from_numpy(images[rows])
+    copy = file.with_name(f"part-{hashlib.blake2b(rows.tobytes(), digest_size=8).hexdigest()}.npy")
+    if not copy.exists():
+        partial = copy.with_suffix(f".{os.getpid()}.partial")
+        target = np.lib.format.open_memmap(partial, "w+", np.uint8, (len(rows), *images.shape[1:]))
+        for first in range(0, len(rows), BATCH):
+            target[first : first + BATCH] = images[rows[first : first + BATCH]]
+        target.flush()
+        partial.rename(copy)
+    return torch.from_numpy(np.load(copy, mmap_mode="c"))
 
 
 def prepared_sizes(name: str) -> list[int]:

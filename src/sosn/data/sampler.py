@@ -1,5 +1,9 @@
 """Episodes drawn from a bank, a whole batch in one go, on the bank's own device."""
 
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Literal
+
 import torch
 from torch import Tensor
 
@@ -7,6 +11,7 @@ from sosn.data.bank import Bank
 from sosn.episode import Episode
 from sosn.errors import DataError, UsageError
 
+Within = Literal["alphabet"] | None
 TRIES = 8  # draws a grouped class gets before its surest choice of support is taken
 
 
@@ -14,18 +19,20 @@ class EpisodeSampler:
     """Draws L-way Z-shot episodes with a number of queries a class; no image is ever on both sides of one episode.
 
     Refuses a bank with too few classes, or with a class that has too few images. In a bank with groups, images of one
-    group are never split between support and query.
+    group are never split between support and query. within="alphabet" takes all classes of an episode from one alphabet, that
+    is, with the same name up to the last slash (for Open MIC, one exhibition); alphabets with fewer than `way` are left out.
     """
 
-    def __init__(self, bank: Bank, way: int, shot: int, query: int) -> None:
+    def __init__(self, bank: Bank, way: int, shot: int, query: int, within: Within = None) -> None:
         for name, value, least in (("way", way, 2), ("shot", shot, 1), ("query", query, 1)):
             if value < least:
                 raise UsageError(f"{name} is {value}; it must be {least} or more")
         if way > len(bank.names):
             raise DataError(f"{way}-way episodes need {way} classes and there are {len(bank.names)}: lower way")
         self.bank, self.way, self.shot, self.query = bank, way, shot, query
+        self._families = None if within is None else _families(bank.names, way)
         self._columns = torch.arange(int(bank.counts.max()), device=bank.device)
-        self._labels = torch.arange(way, device=bank.device).repeat_interleave(query)
+        self.labels = torch.arange(way, device=bank.device).repeat_interleave(query)  # of the queries of every episode
         smallest = int(bank.counts.argmin())
         if int(bank.counts[smallest]) < shot + query:
             need = shot + query
@@ -44,7 +51,7 @@ class EpisodeSampler:
     def episode(self, support: Tensor, query: Tensor) -> Episode:
         """The episode of these rows of the bank: support (E, L, Z), query (E, Q)."""
         images = self.bank.images
-        labels = self._labels.expand(len(support), -1)
+        labels = self.labels.expand(len(support), -1)
         support = support.to(images.device)
         return Episode(images[support], images[query.to(images.device)], labels, self.bank.labels[support[..., 0]])
 
@@ -56,6 +63,10 @@ class EpisodeSampler:
         device = generator.device
         counts, starts = self.bank.counts.to(device), self.bank.starts.to(device)
         keys = torch.rand(count, len(counts), generator=generator, device=device)
+        if self._families is not None:
+            families = self._families.to(device)  # (families, classes)
+            chosen = torch.randint(len(families), (count,), generator=generator, device=device)
+            keys = keys.masked_fill(~families[chosen], -1.0)
         classes = keys.topk(self.way, dim=1).indices  # (E, L) distinct
         present = self._columns.to(device) < counts[classes].unsqueeze(-1)  # (E, L, M)
         if self.bank.groups is None:
@@ -103,6 +114,41 @@ class EpisodeSampler:
                 )
             sure[number] = torch.tensor(members[: self.shot])
         self._groups, self._sure = table, sure
+
+
+def alphabets(names: Sequence[str]) -> dict[str, int]:
+    """How many classes each alphabet has: classes whose names are the same up to the last slash."""
+    return dict(Counter(parent for name in names if (parent := name.rpartition("/")[0])))
+
+
+def _families(names: Sequence[str], way: int) -> Tensor:
+    """Which classes belong to each alphabet that has enough of them: (alphabets, classes)."""
+    sizes = alphabets(names)
+    if not sizes or max(sizes.values()) < way:
+        largest = f"the largest of {len(sizes)} alphabets has {max(sizes.values())} classes" if sizes else "there are none"
+        raise DataError(
+            f'within="alphabet" needs an alphabet with {way} classes, and {largest}: lower way, or leave out within'
+        )
+    large = [parent for parent, size in sizes.items() if size >= way]
+    return torch.tensor([[name.rpartition("/")[0] == parent for name in names] for parent in large])
+
+
+def leave_out_small(bank: Bank, what: str, shot: int, query: int, say: Callable[[str], None] | None = None) -> Bank:
+    """The bank of the classes with enough images, and groups if any, to fill an episode. How many were left out is said.
+
+    what: what the classes are, such as train. Refuses a bank of which none remains.
+    """
+    rows = list(range(len(bank))) if bank.groups is None else bank.groups.tolist()
+    names = []
+    for name, start, count in zip(bank.names, bank.starts.tolist(), bank.counts.tolist(), strict=True):
+        if count >= shot + query and count - len(_fewest_images(rows[start : start + count], shot)) >= query:
+            names.append(name)
+    if not names:
+        raise DataError(f"none of {len(bank.names)} {what} classes has enough images for {shot}-shot with {query} queries")
+    if say and len(names) < len(bank.names):
+        left_out = f"{len(bank.names) - len(names)} of {len(bank.names)} {what} classes"
+        say(f"{left_out} have too few images for {shot}-shot with {query} queries and are left out")
+    return bank.subset(names)
 
 
 def _smallest(keys: Tensor, allowed: Tensor, count: int) -> Tensor:

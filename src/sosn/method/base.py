@@ -41,6 +41,14 @@ class Method(nn.Module, ABC):
     def logits(self, episode: Episode, separately: bool = False) -> Tensor:
         """Similarities before squashing, E×Q×L. separately: encode support and query as two batches, not one."""
 
+    def encode(self, images: Tensor) -> Tensor | None:
+        """What compare needs to know of each image (B, …), or None where a method needs episodes as a whole."""
+        return None
+
+    def compare(self, support: Tensor, query: Tensor) -> Tensor:
+        """Logits E×Q×L from what encode gave, (E, L, Z, …) and (E, Q, …)."""
+        raise NotImplementedError
+
     def score(self, logits: Tensor) -> Tensor:
         """Similarities between 0 and 1."""
         return torch.sigmoid(logits)

@@ -36,6 +36,7 @@ class Baseline(SoftmaxMethod):
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         polarity: Polarity = "as_is",
+        mean_image: bool = False,
         classes: int = 64,
         adapt_steps: int = 100,
         adapt_rate: float = 0.01,
@@ -59,9 +60,8 @@ class Baseline(SoftmaxMethod):
         """Logits of a new linear head fitted to support vectors (E, L, Z, D), for query vectors (E, Q, D)."""
         return linear_head(support, query, self.steps, self.rate, self.decay)
 
-    def logits(self, episode: Episode, separately: bool = False) -> Tensor:
-        support, query = self.vectors(episode, separately)
-        return self.head(full(support).detach(), full(query))
+    def compare(self, support: Tensor, query: Tensor) -> Tensor:
+        return self.head(full(support).flatten(-3).detach(), full(query).flatten(-3))
 
     def loss(self, episode: Episode, name: LossName = "cross_entropy") -> Tensor:
         """Cross-entropy over all training classes, of every image of the episode, support and query alike."""
@@ -71,7 +71,7 @@ class Baseline(SoftmaxMethod):
             )
         if name != "cross_entropy":
             raise UsageError(f"loss is {name!r}; method {self.name!r} is a classifier: set loss=cross_entropy")
-        support, query = self.vectors(episode, separately=False)
+        support, query = (maps.flatten(-3) for maps in self.maps(episode))
         truth = torch.cat(
             (
                 episode.classes.unsqueeze(-1).expand(support.shape[:3]).flatten(),
@@ -104,6 +104,7 @@ class BaselinePlusPlus(Baseline):
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         polarity: Polarity = "as_is",
+        mean_image: bool = False,
         classes: int = 64,
         scale: float = 10.0,
         adapt_steps: int = 100,

@@ -6,7 +6,6 @@ from typing import ClassVar, cast
 from torch import Tensor, nn
 
 from sosn.encoder import EncoderName
-from sosn.episode import Episode
 from sosn.errors import UsageError
 from sosn.method.base import constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
@@ -33,14 +32,14 @@ class CovaMNet(SoftmaxMethod):
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         polarity: Polarity = "as_is",
+        mean_image: bool = False,
     ) -> None:
         super().__init__(constructor_arguments(locals()))
         if self.map_side < 2:
             raise UsageError(f"covamnet needs maps of 2 positions a side, not {self.map_side}: use larger images or conv4")
         self.positions = nn.Linear(self.map_side**2, 1, bias=False)
 
-    def logits(self, episode: Episode, separately: bool = False) -> Tensor:
-        support, query = self.maps(episode, separately)
+    def compare(self, support: Tensor, query: Tensor) -> Tensor:
         local = support.flatten(-2).movedim(2, 3).flatten(3)  # (E, L, K, Z·N)
         similarities = covariance_metric(query.flatten(-2), covariance(local))
         return full(cast(Tensor, self.positions(similarities))).squeeze(-1)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from sosn.encoder import EncoderName
-from sosn.episode import Episode
 from sosn.method.base import constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
 from sosn.metric import nearness
@@ -37,13 +36,14 @@ class DeepBDC(SoftmaxMethod):
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         polarity: Polarity = "as_is",
+        mean_image: bool = False,
     ) -> None:
         super().__init__(constructor_arguments(locals()))
         self.log_scale = nn.Parameter(torch.tensor(-math.log(2.0 * self.map_side**2)))
 
-    def logits(self, episode: Episode, separately: bool = False) -> Tensor:
-        support, query = (upper_triangle(bdc(maps.flatten(-2), self.log_scale)) for maps in self.maps(episode, separately))
-        return nearness(query, support.mean(2), "inner" if episode.shot == 1 else "euclidean")
+    def compare(self, support: Tensor, query: Tensor) -> Tensor:
+        support, query = (upper_triangle(bdc(maps.flatten(-2), self.log_scale)) for maps in (support, query))
+        return nearness(query, support.mean(2), "inner" if support.shape[2] == 1 else "euclidean")
 
 
 @full_precision

@@ -43,6 +43,7 @@ class MAML(SoftmaxMethod):
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         polarity: Polarity = "as_is",
+        mean_image: bool = False,
         outputs: int = 5,
         head: Literal["learned", "shared"] = "learned",
         inner_steps: int = 5,
@@ -59,6 +60,9 @@ class MAML(SoftmaxMethod):
         self.shared, self.outputs, self.first_order = head == "shared", outputs, first_order
         self.inner_steps, self.test_steps, self.rate = inner_steps, test_steps, inner_rate
         self.head = nn.Linear(self.features, 1 if self.shared else outputs)
+
+    def encode(self, images: Tensor) -> Tensor | None:
+        return None  # what it sees in an image depends on the task
 
     def logits(self, episode: Episode, separately: bool = False) -> Tensor:
         if not self.shared and episode.way != self.outputs:

@@ -40,6 +40,7 @@ class MatchingNet(SoftmaxMethod):
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         polarity: Polarity = "as_is",
+        mean_image: bool = False,
         scale: float = 1.0,
         full_context: bool = False,
         context_steps: int = 5,
@@ -59,7 +60,13 @@ class MatchingNet(SoftmaxMethod):
     def logits(self, episode: Episode, separately: bool = False) -> Tensor:
         if self.fine_tune_steps and not self.training:
             return self._fine_tuned(episode)
-        support, query = self.vectors(episode, separately)
+        return super().logits(episode, separately)
+
+    def encode(self, images: Tensor) -> Tensor | None:
+        return None if self.fine_tune_steps else super().encode(images)
+
+    def compare(self, support: Tensor, query: Tensor) -> Tensor:
+        support, query = support.flatten(-3), query.flatten(-3)
         if self.context is not None:
             support, query = self.context(support, query)
         return self.attend(full(support), full(query))

@@ -44,6 +44,7 @@ class MetaLSTM(SoftmaxMethod):
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         polarity: Polarity = "as_is",
+        mean_image: bool = False,
         outputs: int = 5,
         hidden: int = 20,
         inner_steps: int = 5,
@@ -62,6 +63,9 @@ class MetaLSTM(SoftmaxMethod):
         for gate, bias in ((self.keep, 5.0), (self.rate, math.log(initial_rate / (1 - initial_rate)))):
             nn.init.uniform_(gate.weight, -0.01, 0.01)  # at first nearly plain descent
             nn.init.constant_(gate.bias, bias)
+
+    def encode(self, images: Tensor) -> Tensor | None:
+        return None  # what it sees in an image depends on the task
 
     def logits(self, episode: Episode, separately: bool = False) -> Tensor:
         if episode.way != self.outputs:

@@ -6,7 +6,6 @@ from typing import Any, ClassVar, Literal, get_args
 from torch import Tensor
 
 from sosn.encoder import Conv4, Conv4Pooled, EncoderName
-from sosn.episode import Episode
 from sosn.errors import UsageError
 from sosn.method.base import Method, above_zero, batch_norms, constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
@@ -16,7 +15,7 @@ from sosn.precision import full
 from sosn.preprocessing import Polarity
 from sosn.relation import Relation
 
-ENCODER_OPTIONS = ("channels", "input_size", "encoder", "encoder_width", "mean", "std", "polarity")
+ENCODER_OPTIONS = ("channels", "input_size", "encoder", "encoder_width", "mean", "std", "polarity", "mean_image")
 Representation = Literal["second_order", "mean", "map"]
 
 
@@ -39,6 +38,7 @@ class NearestPrototype(SoftmaxMethod):
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         polarity: Polarity = "as_is",
+        mean_image: bool = False,
         representation: Representation = "second_order",
         metric: MetricName = "euclidean",
         scale: float = 1.0,
@@ -70,12 +70,13 @@ class NearestPrototype(SoftmaxMethod):
                 f"method {model.name!r} keeps no running statistics, which frozen features need: give another model"
             )
         method = cls(**{name: model.config[name] for name in ENCODER_OPTIONS} | options)
+        method.preprocessing.load_state_dict(model.preprocessing.state_dict())
         method.encoder.load_state_dict(encoder.state_dict())
         method.trained = model.trained
         return method.to(model.dtype).eval()
 
-    def logits(self, episode: Episode, separately: bool = False) -> Tensor:
-        support, query = (maps.flatten(-2) for maps in self.maps(episode, separately))  # (E, L, Z, K, N), (E, Q, K, N)
+    def compare(self, support: Tensor, query: Tensor) -> Tensor:
+        support, query = support.flatten(-2), query.flatten(-2)  # (E, L, Z, K, N), (E, Q, K, N)
         if self.representation == "second_order":
             classes, queries = self.relation.describe_support(support), self.relation.describe_query(query)
         else:

@@ -6,7 +6,6 @@ from typing import ClassVar
 from torch import Tensor
 
 from sosn.encoder import EncoderName
-from sosn.episode import Episode
 from sosn.method.base import above_zero, constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
 from sosn.metric import MetricName, check_metric, nearness
@@ -33,6 +32,7 @@ class PrototypicalNet(SoftmaxMethod):
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         polarity: Polarity = "as_is",
+        mean_image: bool = False,
         metric: MetricName = "euclidean",
         scale: float = 1.0,
     ) -> None:
@@ -41,6 +41,5 @@ class PrototypicalNet(SoftmaxMethod):
         above_zero(scale=scale)
         self.metric, self.scale = metric, scale
 
-    def logits(self, episode: Episode, separately: bool = False) -> Tensor:
-        support, query = self.vectors(episode, separately)
-        return self.scale * nearness(full(query), full(support).mean(2), self.metric)
+    def compare(self, support: Tensor, query: Tensor) -> Tensor:
+        return self.scale * nearness(full(query).flatten(2), full(support).mean(2).flatten(2), self.metric)

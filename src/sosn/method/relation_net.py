@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from sosn.encoder import EncoderName
-from sosn.episode import Episode
 from sosn.errors import UsageError
 from sosn.initialisation import initialise
 from sosn.layers import block, run
@@ -38,14 +37,14 @@ class RelationNet(EncodedMethod):
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         polarity: Polarity = "as_is",
+        mean_image: bool = False,
     ) -> None:
         super().__init__(constructor_arguments(locals()))
         self.relation = RelationModule(encoder_width, self.map_side)
         initialise(self.relation)
         self.relation.to(memory_format=torch.channels_last)
 
-    def logits(self, episode: Episode, separately: bool = False) -> Tensor:
-        support, query = self.maps(episode, separately)
+    def compare(self, support: Tensor, query: Tensor) -> Tensor:
         pairs = stack_pairs(support.sum(2), query)  # (E, Q, L, 2K, h, w)
         return cast(Tensor, self.relation(pairs.flatten(0, 2))).view(pairs.shape[:3])
 

@@ -6,7 +6,6 @@ from typing import ClassVar, cast
 from torch import Tensor, nn
 
 from sosn.encoder import EncoderName
-from sosn.episode import Episode
 from sosn.method.base import LossName, at_least, constructor_arguments
 from sosn.method.encoded import EncodedMethod
 from sosn.precision import full
@@ -35,18 +34,19 @@ class SiameseNet(EncodedMethod):
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         polarity: Polarity = "as_is",
+        mean_image: bool = False,
         embedding: int = 256,
     ) -> None:
         super().__init__(constructor_arguments(locals()))
         at_least(1, embedding=embedding)
         self.embed = nn.Sequential(nn.Linear(self.features, embedding), nn.Sigmoid())
-        self.compare = nn.Linear(embedding, 1)
-        for layer in (self.embed[0], self.compare):
+        self.weigh = nn.Linear(embedding, 1)
+        for layer in (self.embed[0], self.weigh):
             assert isinstance(layer, nn.Linear)
             nn.init.normal_(layer.weight, 0.0, 0.2)
             nn.init.normal_(layer.bias, 0.5, 0.01)
 
-    def logits(self, episode: Episode, separately: bool = False) -> Tensor:
-        support, query = (full(cast(Tensor, self.embed(vectors))) for vectors in self.vectors(episode, separately))
+    def compare(self, support: Tensor, query: Tensor) -> Tensor:
+        support, query = (full(cast(Tensor, self.embed(maps.flatten(-3)))) for maps in (support, query))
         differences = (query[:, :, None, None] - support.unsqueeze(1)).abs()  # (E, Q, L, Z, D)
-        return full(cast(Tensor, self.compare(differences))).squeeze(-1).mean(3)
+        return full(cast(Tensor, self.weigh(differences))).squeeze(-1).mean(3)

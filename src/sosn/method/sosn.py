@@ -57,6 +57,7 @@ class SoSN(Method):
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         polarity: Polarity = "as_is",
+        mean_image: bool = False,
     ) -> None:
         config = constructor_arguments(locals())
         super().__init__()
@@ -71,7 +72,7 @@ class SoSN(Method):
         if features == "linear" and not norm.signed:
             raise UsageError(f"power_norm {power_norm!r} refuses negative co-occurrences, which features='linear' has")
         self.relation = Relation(relation, norm, shift, alpha, trace_normalise)
-        self.preprocessing = Preprocessing(channels, input_size, mean, std, polarity)
+        self.preprocessing = Preprocessing(channels, input_size, mean, std, polarity, mean_image)
         self.encoder = Conv4(channels, encoder_width, features)
         rows = self.relation.side(encoder_width)
         self.register_buffer("permutations", draw_permutations(rows, permutations, permutation_seed))
@@ -87,6 +88,11 @@ class SoSN(Method):
             support.flatten(2).unflatten(0, episode.support.shape[:3]),  # (E, L, Z, K, N)
             query.flatten(2).unflatten(0, episode.query.shape[:2]),  # (E, Q, K, N)
         )
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Feature maps (B, K, N) of images."""
+        maps: Tensor = self.encoder(self.preprocessing(images, self.dtype))
+        return maps.flatten(2)
 
     def compare(self, support: Tensor, query: Tensor) -> Tensor:
         """Feature maps (E, L, Z, K, N) and (E, Q, K, N) → similarity logits (E, Q, L)."""

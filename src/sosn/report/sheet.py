@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from sosn.data import Bank, EpisodeSampler
+from sosn.data import Bank, EpisodeSampler, leave_out_small
 from sosn.seeding import generator
 
 
@@ -31,7 +31,9 @@ def class_rows(bank: Bank, classes: int, images: int) -> list[Tensor]:
 
 def save_sheets(bank: Bank, out: Path, stem: str, way: int, shot: int) -> list[Path]:
     """Write a contact sheet of a bank and one episode of it (support left, queries right) as PNG, and return their paths."""
-    sampler = EpisodeSampler(bank, way, shot, min(4, int(bank.counts.min()) - shot))
+    bank = leave_out_small(bank, "its", shot, 1)
+    query = 1 if bank.groups is not None else min(4, int(bank.counts.min()) - shot)
+    sampler = EpisodeSampler(bank, way, shot, query)
     episode = sampler.draw(1, generator("show", 0, device=bank.device))
     blank = torch.full_like(episode.support[0, 0, :1], 255)
     queries = episode.query[0].unflatten(0, (way, -1))

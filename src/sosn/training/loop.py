@@ -14,7 +14,7 @@ from lightning_fabric import Fabric
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
-from sosn.data import Bank, EpisodeSampler, open_bank
+from sosn.data import Bank, EpisodeSampler, leave_out_small, open_bank
 from sosn.data.augmentation import augment
 from sosn.device import check_bf16, resolve_device
 from sosn.episode import Episode
@@ -31,6 +31,7 @@ from sosn.training.calibration import recalibrate, update_average
 from sosn.training.capture import CapturedStep
 from sosn.training.run import Run, contents
 from sosn.training.schedule import learning_rate
+from sosn.training.source import EpisodeSource
 from sosn.typed import annotations
 
 SAVE_SECONDS = 60.0  # longest time between two checkpoints
@@ -73,20 +74,30 @@ def build(recipe: Recipe, bank: Bank) -> Method:
     options: dict[str, Any] = {"channels": bank.channels, "input_size": bank.size}
     if "classes" in annotations(kind):  # of those methods that learn to tell the training classes apart
         options["classes"] = len(bank.names)
+    by_pixel = bool(wanted.get("mean_image"))
     if recipe.data.standardise and "mean" in annotations(kind) and not {"mean", "std"} & wanted.keys():
         mean, std = bank.mean_std()
         mean = [1 - value for value in mean] if wanted.get("polarity") == "inverted" else mean  # it is applied after that
         channels = wanted.get("channels", bank.channels)
         if channels != len(mean):  # grey images for a model of colour, or the other way
             mean, std = ([sum(values) / len(values)] * channels for values in (mean, std))
-        options |= {"mean": mean, "std": std}
+        options |= {"std": std} if by_pixel else {"mean": mean, "std": std}
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(generator("weights", recipe.seed).initial_seed())
-        return kind(**options | wanted)
+        method = kind(**options | wanted)
+    if by_pixel:
+        method.preprocessing.take_mean(bank.mean_image().cpu())
+    return method
 
 
-def open_split(recipe: Recipe, split: str) -> Bank:
-    return open_bank(recipe.data.name, split, recipe.data.min_images, **recipe.data.options)
+def open_split(recipe: Recipe, split: str, say: Callable[[str], None] | None = None) -> Bank:
+    """A split of a recipe's data, without the classes that it leaves out; how many those are is said."""
+    bank = open_bank(recipe.data.name, split, recipe.data.min_images, **recipe.data.options)
+    if not recipe.data.leave_out_small:
+        return bank
+    episodes, wanted = recipe.episodes, recipe.validation
+    shot, query = (episodes.shot, episodes.query) if split == "train" else (recipe.val_shot, wanted.val_query)
+    return leave_out_small(bank, split, shot, query, say)
 
 
 def report(recipe: Recipe, method: Method, bank: Bank, progress: Callable[[int, int], None] | None = None) -> Evaluation:
@@ -103,14 +114,16 @@ class Trainer:
         self.recipe, self.run, self.progress = recipe, run, progress
         self.fabric = _fabric(recipe)
         device = self.fabric.device
-        train_bank = open_split(recipe, "train")
+        train_bank = open_split(recipe, "train", progress.say)
         self.contents = {"train": contents(train_bank)}
         episodes = recipe.episodes
-        self.sampler = EpisodeSampler(train_bank.to(device), episodes.way, episodes.shot, episodes.query)
+        home = "cpu" if recipe.data.workers else device  # with workers, images stay on disk
+        self.sampler = EpisodeSampler(train_bank.to(home), episodes.way, episodes.shot, episodes.query)
+        self.source = EpisodeSource(self.sampler, recipe, device)
         try:
-            val_bank = open_split(recipe, "val")
+            val_bank = open_split(recipe, "val", progress.say)
             self.contents["val"] = contents(val_bank)
-            self.val_bank: Bank | None = val_bank.to(device)
+            self.val_bank: Bank | None = val_bank.to(home)
         except MissingSplitError as error:
             self.val_bank = None
             progress.say(f"{error}: the weights of the last step will be kept")
@@ -137,7 +150,7 @@ class Trainer:
     def episode(self, purpose: str, number: int) -> Episode:
         """Training episodes of one step, augmented as the recipe says; they depend on the seed, purpose and number alone."""
         recipe, device = self.recipe, self.fabric.device
-        drawn = self.sampler.draw(recipe.episodes.episodes_per_step, generator(purpose, recipe.seed, number, device=device))
+        drawn = self.source.draw(purpose, number)
         return augment(drawn, recipe.augmentation, generator("augment", purpose, recipe.seed, number, device=device))
 
     def advance(self) -> Tensor:
@@ -318,6 +331,7 @@ def _run(trainer: Trainer) -> None:
     finally:
         torch.backends.cudnn.benchmark = before
         board.close()
+        trainer.source.close()
 
 
 def _steps(trainer: Trainer, board: SummaryWriter) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -79,6 +80,7 @@ class Run:
             yield
             return
         with (self.folder / "lock").open("w") as file:
+            os.register_at_fork(after_in_child=file.close)  # or workers would hold the lock of a run that was killed
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -1,0 +1,201 @@
+"""The paper's two Open MIC tables, run by run; what is finished is read from its files."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sosn.data import EpisodeSampler
+from sosn.data.prepared import read_index
+from sosn.device import resolve_device
+from sosn.errors import DataError, UsageError
+from sosn.evaluation import evaluate
+from sosn.files import write_atomically
+from sosn.models import load
+from sosn.recipe import RECIPE_FILE, Recipe, load_recipe, override
+from sosn.reproduce.paper import EXHIBITIONS, OPEN_MIC_1, OPEN_MIC_2, PAIRS, PaperRow
+from sosn.training.loop import Progress, Silent, Trainer, open_split, train
+from sosn.training.run import Run
+
+PAPER = {"open-mic-1": OPEN_MIC_1, "open-mic-2": OPEN_MIC_2}
+WAYS: dict[str, tuple[int, ...]] = {"open-mic-1": (5, 20), "open-mic-2": (5, 20, 30)}
+QUICK = "steps=200 every=100 val_episodes=20 report_episodes=100 recalibrate=5".split()
+PROBED = 2  # steps that are timed for the estimate
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training, judged on the test photos of one or several exhibitions."""
+
+    recipe: Recipe  # its test is that of the first
+    tests: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.recipe.data.options['train']}-{self.recipe.episodes.way}way"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One figure of the table: what was measured, as JSON, or why it could not be."""
+
+    train: str
+    test: str
+    way: int
+    measured: dict[str, Any] | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The paper's rows and our cells, column by column."""
+
+    protocol: str
+    columns: tuple[tuple[str, str], ...]  # train and test
+    ways: tuple[int, ...]
+    paper: tuple[PaperRow, ...]
+    cells: tuple[Cell, ...]
+
+    def cell(self, train: str, test: str, way: int) -> Cell:
+        return next(cell for cell in self.cells if (cell.train, cell.test, cell.way) == (train, test, way))
+
+    def average(self, way: int) -> float | None:
+        """Mean of our accuracies as a fraction, if every column has one."""
+        found = [cell.measured["accuracy"] for cell in self.cells if cell.way == way and cell.measured]
+        return sum(found) / len(found) if len(found) == len(self.columns) else None
+
+    def to_json(self) -> dict[str, Any]:
+        cells = [{"train": c.train, "test": c.test, "way": c.way, "reason": c.reason, **(c.measured or {})} for c in self.cells]
+        paper = [
+            {"model": row.model, "way": row.way, "average": round(row.average / 100, 4)}
+            | {"figures": {f"{a}-{b}": f[0] / 100 for (a, b), f in zip(self.columns, row.figures, strict=True)}}
+            for row in self.paper
+        ]
+        averages = {str(way): self.average(way) for way in self.ways}
+        return {"table": self.protocol, "cells": cells, "averages": averages, "paper": paper}
+
+
+def plan(protocol: str, overrides: Sequence[str] = (), quick: bool = False) -> list[Job]:
+    """The trainings of a protocol. A model is chosen on validation classes of its own part, so one serves all its tests."""
+    if protocol not in WAYS:
+        raise UsageError(f"there is no table {protocol!r}; there are {', '.join(WAYS)}")
+    for word in overrides:
+        if word.partition("=")[0].removeprefix("data.").removeprefix("episodes.") in ("train", "test", "way"):
+            raise UsageError(f"{word!r} cannot be set: the table has its own pairs and ways")
+    base = override(load_recipe(protocol), [*(QUICK if quick else ()), *overrides])
+    jobs = []
+    for way in WAYS[protocol]:
+        for place in dict.fromkeys(trained for trained, _ in _columns(protocol)):
+            tests = tuple(test for trained, test in _columns(protocol) if trained == place)
+            title = f"Open MIC {protocol}, {place}→{', '.join(tests)}, {way}-way"
+            options = base.data.options | {"train": place, "test": tests[0]}
+            recipe = replace(
+                base, title=title, data=replace(base.data, options=options), episodes=replace(base.episodes, way=way)
+            )
+            jobs.append(Job(recipe, tests))
+    return jobs
+
+
+def _columns(protocol: str) -> tuple[tuple[str, str], ...]:
+    return PAIRS if protocol == "open-mic-1" else tuple((place, place) for place in EXHIBITIONS)
+
+
+def reproduce(
+    protocol: str,
+    out: Path,
+    overrides: Sequence[str] = (),
+    quick: bool = False,
+    progress: Progress | None = None,
+) -> Table:
+    """Train and test everything that a table needs, in run folders below out, and return the table.
+
+    What is finished there is read, not run again; what was interrupted goes on. A part that has too few classes for a way
+    gives cells with the reason. The number of runs and an estimate of the time are said before anything is trained.
+    """
+    progress = progress or Silent()
+    jobs = plan(protocol, overrides, quick)
+    size = jobs[0].recipe.data.options["size"]
+    read_index("open-mic", size)  # refused here if nothing is prepared
+    waiting = [job for job in jobs if any(not _file(out, job, test).exists() for test in job.tests)]
+    if waiting:
+        progress.say(f"{len(waiting)} of {len(jobs)} trainings to run in {str(out)!r}: {_estimate(waiting)}")
+    cells = [cell for job in jobs for cell in _run(job, out, progress)]
+    large = size == 224
+    rows = (row for row in PAPER[protocol] if row.model.endswith("224²") == large or row.model == "Relation Net")
+    return Table(protocol, _columns(protocol), WAYS[protocol], tuple(rows), tuple(cells))
+
+
+def _file(out: Path, job: Job, test: str) -> Path:
+    return out / job.name / f"test-{test}.json"
+
+
+def _estimate(jobs: Sequence[Job]) -> str:
+    """How long trainings will take, from a few timed steps of each way; those that cannot be filled take none."""
+    total = 0.0
+    timed: dict[int, float] = {}  # seconds a step
+    for job in jobs:
+        recipe, way = job.recipe, job.recipe.episodes.way
+        try:
+            EpisodeSampler(open_split(recipe, "train"), way, recipe.episodes.shot, recipe.episodes.query)
+            if way not in timed:
+                timed[way] = _step_seconds(recipe)
+        except DataError:
+            continue
+        wanted = recipe.validation
+        rounds = -(-recipe.training.steps // wanted.every)
+        share = (recipe.val_way / way) ** 2 * wanted.val_query / recipe.episodes.query  # of the pairs that a step compares
+        judged = share * (rounds * wanted.val_episodes + wanted.report_episodes) + len(job.tests) * wanted.report_episodes
+        total += timed[way] * (recipe.training.steps + judged / recipe.episodes.episodes_per_step / 3)  # no gradients: a third
+    return f"about {_duration(total)} on this machine" if timed else "none of them can be filled"
+
+
+def _step_seconds(recipe: Recipe) -> float:
+    trainer = Trainer(recipe, Run(Path()), Silent())
+    trainer.advance().item()
+    began = time.monotonic()
+    for _ in range(PROBED):
+        trainer.advance().item()
+    trainer.source.close()
+    return (time.monotonic() - began) / PROBED
+
+
+def _duration(seconds: float) -> str:
+    for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
+def _run(job: Job, out: Path, progress: Progress) -> list[Cell]:
+    """Train a job unless that is done, test what is not tested, and return its cells."""
+    recipe, folder = job.recipe, out / job.name
+    place, way = recipe.data.options["train"], recipe.episodes.way
+    run = Run(folder)
+    begun = (folder / RECIPE_FILE).exists()
+    if begun:
+        run.check_same(recipe)
+    if not run.result.exists():
+        try:
+            progress.say(f"{recipe.title}: training in {str(folder)!r}")
+            train(recipe, folder, resume=begun, progress=progress)
+        except DataError as error:
+            return [Cell(place, test, way, None, str(error)) for test in job.tests]
+    return [_test(job, out, test, progress) for test in job.tests]
+
+
+def _test(job: Job, out: Path, test: str, progress: Progress) -> Cell:
+    recipe, file = job.recipe, _file(out, job, test)
+    place, way, wanted = recipe.data.options["train"], recipe.episodes.way, recipe.validation
+    if not file.exists():
+        method = load(out / job.name).to(resolve_device(recipe.training.device))
+        options = recipe.data.options | {"test": test}
+        try:
+            bank = open_split(replace(recipe, data=replace(recipe.data, options=options)), "test", progress.say)
+            sizes = (way, recipe.val_shot, wanted.val_query, wanted.report_episodes, wanted.report_seed)
+            result = evaluate(method, bank, *sizes, progress=progress.evaluating)
+        except DataError as error:
+            return Cell(place, test, way, None, str(error))
+        write_atomically(file, (json.dumps(result.to_json() | {"split": "test", "test": test}, indent=2) + "\n").encode())
+    return Cell(place, test, way, json.loads(file.read_text()))
