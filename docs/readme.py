@@ -35,8 +35,8 @@ def fill(text: str) -> str:
 
 
 def fill_rivals(text: str) -> str:
-    """The page on rivals with the table of its benchmark, or a sentence where that has not been run."""
-    if not (ROOT / RIVALS).exists():
+    """The page on rivals with the table of its benchmark, or a sentence where that has not been run but for a rehearsal."""
+    if not (ROOT / RIVALS).exists() or _read(RIVALS)["rehearsal"]:
         return _put(text, "rivals", f"\nNot measured yet: no `{RIVALS}`.\n")
     told = _read(RIVALS)
     rows = [

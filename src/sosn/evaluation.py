@@ -5,7 +5,7 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from sosn.memory import keep_freed_memory
 from sosn.method.base import Method, Statistics
 from sosn.precision import full
 from sosn.seeding import generator
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 BLOCK = 50  # episodes drawn from one key: the first 100 of 600 episodes are the first 100 of 100
 IMAGES = {"cpu": 64, "cuda": 1_024}  # encoded at once
@@ -71,12 +74,14 @@ def evaluate(
     statistics: Statistics = "running",
     progress: Callable[[int, int], None] | None = None,
     within: Within = None,
+    fabric: "Fabric | None" = None,
 ) -> Evaluation:
     """Mean accuracy over episodes that depend on the data, the sizes and the seed alone, so every method sees the same.
 
     query counts images a class. statistics="running" uses what batch norm learnt in training; "batch" is the authors'
     transductive way. progress is called with the episodes done and their number. within="alphabet" takes the classes of each
-    episode from one alphabet, as Lake et al. did with Omniglot.
+    episode from one alphabet, as Lake et al. did with Omniglot. With a fabric of several processes each takes its share of
+    the episodes, and all get the same figures.
     """
     if episodes < 2:
         raise UsageError(f"episodes is {episodes}; a confidence interval needs 2 or more")
@@ -87,33 +92,16 @@ def evaluate(
     keep_freed_memory()
     sampler = EpisodeSampler(data, way, shot, query, within)
     support, queries = draw_indices(sampler, episodes, seed)
-    at_once = max(1, PAIRS.get(method.device.type, 1_000) // (way * way * query))
-    modes = {module: module.training for module in method.modules()}
-    method.eval()
-    parts, tied = [], []
-    try:
-        with torch.inference_mode():
-            known = _encode_once(method, data, support, queries) if statistics == "running" and enabled() else None
-            for first in range(0, episodes, at_once):
-                rows = slice(first, first + at_once)
-                labels = sampler.labels.expand(len(support[rows]), -1).to(method.device)
-                if known is None:
-                    scores = method(sampler.episode(support[rows], queries[rows]).to(method.device), statistics)
-                else:
-                    scores = method.score(full(method.compare(*known.look_up(support[rows], queries[rows]))))
-                if not torch.isfinite(scores).all():
-                    raise SosnError("scores are not finite: the weights or the images hold NaN or infinite values")
-                highest, answers = scores.max(-1)
-                parts.append((answers == labels).double().mean(1))
-                tied.append(((scores == highest.unsqueeze(-1)).sum(-1) > 1).double().mean(1))
-                if progress:
-                    progress(min(first + at_once, episodes), episodes)
-    finally:
-        for module, training in modes.items():
-            module.training = training
-    accuracies = torch.cat(parts).cpu()
+    if fabric is None or fabric.world_size == 1:
+        judged = _judge(sampler, method, support, queries, statistics, progress)
+    else:
+        judged = torch.zeros(episodes, 2, dtype=torch.float64, device=fabric.device)
+        own = slice(fabric.global_rank, None, fabric.world_size)
+        judged[own] = _judge(sampler, method, support[own], queries[own], statistics, progress)
+        judged = cast(Tensor, fabric.all_reduce(judged, reduce_op="sum"))  # an episode is one process's, the others add 0
+    accuracies, tied = judged.cpu().unbind(1)
     mean, half = mean_ci95(accuracies)
-    ties = torch.cat(tied).mean().item()
+    ties = tied.mean().item()
     if ties > TIES:
         warnings.warn(
             f"{100 * ties:.0f}% of the queries have the same highest score for several classes: the model was trained too "
@@ -125,6 +113,39 @@ def evaluate(
     return Evaluation(
         mean, half, way, shot, query, episodes, statistics, seed, tuple(accuracies.tolist()), fingerprint, ties
     )  # fmt: skip
+
+
+def _judge(
+    sampler: EpisodeSampler, method: Method, support: Tensor, queries: Tensor, statistics: Statistics,
+    progress: Callable[[int, int], None] | None,
+) -> Tensor:  # fmt: skip
+    """For each episode of these rows, the share of right answers and of ties (E, 2), in evaluation mode."""
+    episodes = len(support)
+    at_once = max(1, PAIRS.get(method.device.type, 1_000) // (sampler.way**2 * sampler.query))
+    modes = {module: module.training for module in method.modules()}
+    method.eval()
+    parts = []
+    try:
+        with torch.inference_mode():
+            known = _encode_once(method, sampler.bank, support, queries) if statistics == "running" and enabled() else None
+            for first in range(0, episodes, at_once):
+                rows = slice(first, first + at_once)
+                labels = sampler.labels.expand(len(support[rows]), -1).to(method.device)
+                if known is None:
+                    scores = method(sampler.episode(support[rows], queries[rows]).to(method.device), statistics)
+                else:
+                    scores = method.score(full(method.compare(*known.look_up(support[rows], queries[rows]))))
+                if not torch.isfinite(scores).all():
+                    raise SosnError("scores are not finite: the weights or the images hold NaN or infinite values")
+                highest, answers = scores.max(-1)
+                tied = (scores == highest.unsqueeze(-1)).sum(-1) > 1
+                parts.append(torch.stack(((answers == labels).double().mean(1), tied.double().mean(1)), 1))
+                if progress:
+                    progress(min(first + at_once, episodes), episodes)
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    return torch.cat(parts)
 
 
 @dataclass(frozen=True)

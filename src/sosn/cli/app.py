@@ -70,6 +70,8 @@ def train(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; runs/RECIPE if not given.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
+    devices: Annotated[int, typer.Option(help="Processes on this machine, one for each GPU, that share each step.", min=1)] = 1,
+    nodes: Annotated[int, typer.Option(help="Machines; start the command on each with torchrun.", min=1)] = 1,
     as_json: AsJson = False,
 ) -> None:
     """Train a recipe, keep the weights that validate best, and report them on validation classes."""
@@ -82,11 +84,13 @@ def train(
         out = Path(recipe) if Path(recipe).is_dir() else Path("runs") / Path(recipe).stem
     try:
         with RichProgress() as progress:
-            result = run_training(resolved, out, resume, progress)
+            result = run_training(resolved, out, resume, progress, devices, nodes)
     except KeyboardInterrupt:
         if (out / RECIPE_FILE).exists():
             console.print(f"`sosn train {shlex.quote(str(out))} --resume` goes on from the last checkpoint", soft_wrap=True)
         raise
+    if result.rank:  # of several processes one speaks
+        return
     figures = result.evaluation.to_json() if result.evaluation else {}
     if as_json:
         _print_json({"folder": str(out), "split": "val" if figures else None, "seconds": result.seconds, **figures})

@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from lightning_fabric import Fabric
 from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
 
 from sosn.data import Bank, EpisodeSampler, leave_out_small, open_bank
 from sosn.data.augmentation import augment
@@ -66,6 +65,7 @@ class TrainingResult:
     method: Method
     evaluation: Evaluation | None
     seconds: float
+    rank: int = 0  # of this process among those that trained together
 
 
 def build(recipe: Recipe, bank: Bank) -> Method:
@@ -100,26 +100,32 @@ def open_split(recipe: Recipe, split: str, say: Callable[[str], None] | None = N
     return leave_out_small(bank, split, shot, query, say)
 
 
-def report(recipe: Recipe, method: Method, bank: Bank, progress: Callable[[int, int], None] | None = None) -> Evaluation:
+def report(
+    recipe: Recipe,
+    method: Method,
+    bank: Bank,
+    progress: Callable[[int, int], None] | None = None,
+    fabric: Fabric | None = None,
+) -> Evaluation:
     """The figure that stands for a run: report_seed's episodes, running statistics."""
     wanted = recipe.validation
     sizes = (recipe.val_way, recipe.val_shot, wanted.val_query, wanted.report_episodes, wanted.report_seed)
-    return evaluate(method, bank, *sizes, progress=progress)
+    return evaluate(method, bank, *sizes, progress=progress, fabric=fabric)
 
 
 class Trainer:
     """The state of a run and what is done to it, step by step."""
 
-    def __init__(self, recipe: Recipe, run: Run, progress: Progress) -> None:
+    def __init__(self, recipe: Recipe, run: Run, progress: Progress, fabric: Fabric | None = None) -> None:
         self.recipe, self.run, self.progress = recipe, run, progress
-        self.fabric = _fabric(recipe)
+        self.fabric = fabric or make_fabric(recipe)
         device = self.fabric.device
         train_bank = open_split(recipe, "train", progress.say)
         self.contents = {"train": contents(train_bank)}
         episodes = recipe.episodes
         home = "cpu" if recipe.data.workers else device  # with workers, images stay on disk
         self.sampler = EpisodeSampler(train_bank.to(home), episodes.way, episodes.shot, episodes.query)
-        self.source = EpisodeSource(self.sampler, recipe, device)
+        self.source = EpisodeSource(self.sampler, recipe, device, self.fabric.global_rank, self.fabric.world_size)
         try:
             val_bank = open_split(recipe, "val", progress.say)
             self.contents["val"] = contents(val_bank)
@@ -141,7 +147,8 @@ class Trainer:
         self.optimiser = _optimiser(self.method, recipe, device)
         self.module, self.optimizer = self.fabric.setup(self.method, self.optimiser)
         self.module.mark_forward_method("loss")
-        captured = device.type == "cuda" and self.method.capturable and training.engine == "auto"
+        alone = self.fabric.world_size == 1
+        captured = alone and device.type == "cuda" and self.method.capturable and training.engine == "auto"
         self.learn: Callable[[Episode], Tensor] = CapturedStep(self.take) if captured else self.take
         self.step = 0  # steps taken
         self.began, self.earlier = time.monotonic(), 0.0  # this process's start, and seconds that others spent on the run
@@ -151,7 +158,8 @@ class Trainer:
         """Training episodes of one step, augmented as the recipe says; they depend on the seed, purpose and number alone."""
         recipe, device = self.recipe, self.fabric.device
         drawn = self.source.draw(purpose, number)
-        return augment(drawn, recipe.augmentation, generator("augment", purpose, recipe.seed, number, device=device))
+        share = (self.fabric.global_rank,) if purpose == "train" and self.fabric.global_rank else ()
+        return augment(drawn, recipe.augmentation, generator("augment", purpose, recipe.seed, number, *share, device=device))
 
     def advance(self) -> Tensor:
         """Take one step and return its loss."""
@@ -196,6 +204,9 @@ class Trainer:
         if recipe.training.recalibrate:
             with self.fabric.autocast():
                 recalibrate(self.judged, (self.episode("recalibrate", n) for n in range(recipe.training.recalibrate)))
+        else:  # each process has statistics of its own: all take the first one's
+            for buffer in self.judged.buffers():
+                buffer.copy_(self.fabric.broadcast(buffer))
         if self.val_bank is None:
             self.keep({})
             return None
@@ -209,6 +220,7 @@ class Trainer:
             wanted.val_episodes,
             wanted.val_seed,
             progress=self.progress.evaluating,
+            fabric=self.fabric,
         )
         best = result.accuracy > self.best
         if best:
@@ -219,6 +231,8 @@ class Trainer:
 
     def keep(self, selection: dict[str, Any]) -> None:
         """Write the judged weights as the run's model."""
+        if not self.fabric.is_global_zero:
+            return
         about = {"recipe": self.recipe.to_table(), "step": self.step, "selection": selection}
         self.judged.trained = True
         save_method(self.run.weights, self.judged, about)
@@ -226,6 +240,8 @@ class Trainer:
     def save(self) -> None:
         """Write all that is needed to go on from here. Refuses weights that are not finite, so the last good ones stay."""
         self.check_weights()
+        if not self.fabric.is_global_zero:
+            return
         tensors = {f"method.{name}": value for name, value in self.method.state_dict().items()}
         tensors |= {f"average.{name}": value for name, value in self.average.items()}
         for number, state in self.optimiser.state_dict()["state"].items():
@@ -278,25 +294,47 @@ def _optimiser(method: Method, recipe: Recipe, device: torch.device) -> torch.op
     return kind(method.parameters(), rate, weight_decay=wanted.weight_decay, fused=True, capturable=True)
 
 
-def _fabric(recipe: Recipe) -> Fabric:
+def make_fabric(recipe: Recipe, devices: int = 1, nodes: int = 1) -> Fabric:
+    """The recipe's device and precision, as one process or as several that share each step's episodes."""
     wanted = recipe.training
     device = resolve_device(wanted.device)
+    if devices < 1 or nodes < 1:
+        raise UsageError(f"devices is {devices} and nodes {nodes}; both are 1 or more")
+    if device.type == "cuda" and devices > torch.cuda.device_count():
+        raise UsageError(f"devices is {devices} and there are {torch.cuda.device_count()} GPUs here")
     if wanted.precision == "bf16" and device.type == "cpu":
         check_bf16()
-    devices = 1 if device.index is None else [device.index]
-    return Fabric(accelerator=device.type, devices=devices, precision="bf16-mixed" if wanted.precision == "bf16" else "32-true")
+    return Fabric(
+        accelerator=device.type,
+        devices=[device.index] if devices == 1 and device.index is not None else devices,
+        num_nodes=nodes,
+        strategy="ddp" if devices * nodes > 1 else "auto",
+        precision="bf16-mixed" if wanted.precision == "bf16" else "32-true",
+    )
 
 
-def train(recipe: Recipe, out: Path | str, resume: bool = False, progress: Progress | None = None) -> TrainingResult:
+def train(
+    recipe: Recipe,
+    out: Path | str,
+    resume: bool = False,
+    progress: Progress | None = None,
+    devices: int = 1,
+    nodes: int = 1,
+) -> TrainingResult:
     """Train a recipe in a run folder, keep the weights that validate best, and report their figure on validation classes.
 
     Test classes are never opened. resume goes on from the folder's checkpoint, to the same weights as without the break.
+    With several devices or nodes the program is started once for each of them (by torchrun, or by itself on one node); they
+    share the episodes of each step.
     """
     keep_freed_memory()
-    progress = progress or Silent()
-    run = Run(Path(out))
+    fabric = make_fabric(recipe, devices, nodes)
+    fabric.launch()
+    progress = progress if progress and fabric.is_global_zero else Silent()
+    run = Run(Path(out), writes=fabric.is_global_zero)
     run.check_same(recipe) if resume else run.check_new()
-    trainer = Trainer(recipe, run, progress)  # refuses what cannot be trained before anything is written
+    trainer = Trainer(recipe, run, progress, fabric)  # refuses what cannot be trained before anything is written
+    fabric.barrier()  # all have looked at the folder before it is written to
     if resume:
         run.check_contents(trainer.contents)
     else:
@@ -307,11 +345,13 @@ def train(recipe: Recipe, out: Path | str, resume: bool = False, progress: Progr
         done = trainer.step == recipe.training.steps and run.result.exists()
         if not done:
             _run(trainer)
+        fabric.barrier()  # the first process has written the weights
         method, _ = load_method(run.weights)
-        method.to(trainer.fabric.device)
-        result = None if trainer.val_bank is None else report(recipe, method, trainer.val_bank, progress.evaluating)
-        if done:
-            return TrainingResult(run.folder, method, result, json.loads(run.result.read_text())["seconds"])
+        method.to(fabric.device)
+        result = None if trainer.val_bank is None else report(recipe, method, trainer.val_bank, progress.evaluating, fabric)
+        if done or not fabric.is_global_zero:
+            seconds = json.loads(run.result.read_text())["seconds"] if done else trainer.seconds
+            return TrainingResult(run.folder, method, result, seconds, fabric.global_rank)
         figures = result.to_json() if result else {}
         summary = {"split": "val" if result else None, "seconds": round(trainer.seconds, 1), "step": trainer.step} | figures
         write_atomically(run.result, (json.dumps(summary, indent=2) + "\n").encode())
@@ -320,23 +360,21 @@ def train(recipe: Recipe, out: Path | str, resume: bool = False, progress: Progr
 
 def _run(trainer: Trainer) -> None:
     """All steps that are left, with their metrics."""
-    trainer.run.forget_after(trainer.step)
-    board = SummaryWriter(str(trainer.run.folder), purge_step=trainer.step)
-    recipe = trainer.recipe
+    recipe, run = trainer.recipe, trainer.run
     trainer.progress.start(trainer.step, recipe.training.steps, recipe.episodes.episodes_per_step)
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True  # shapes stay the same, so the fastest convolution is worth looking for
     try:
-        _steps(trainer, board)
+        with run.recording(trainer.step):
+            _steps(trainer)
     finally:
         torch.backends.cudnn.benchmark = before
-        board.close()
         trainer.source.close()
 
 
-def _steps(trainer: Trainer, board: SummaryWriter) -> None:
-    recipe, run = trainer.recipe, trainer.run
-    every_loss = trainer.fabric.device.type == "cpu"  # elsewhere reading it would stall the device
+def _steps(trainer: Trainer) -> None:
+    recipe, run, fabric = trainer.recipe, trainer.run, trainer.fabric
+    every_loss = fabric.device.type == "cpu"  # elsewhere reading it would stall the device
     saved = time.monotonic()
     while trainer.step < recipe.training.steps:
         loss = trainer.advance()
@@ -344,18 +382,14 @@ def _steps(trainer: Trainer, board: SummaryWriter) -> None:
         last = step == recipe.training.steps
         logged = step % LOG_STEPS == 0 or last
         due = step % recipe.validation.every == 0 or last
-        value = loss.item() if every_loss or logged or due else None
+        value = cast(Tensor, fabric.all_reduce(loss)).item() if every_loss or logged or due else None
         trainer.progress.step(step, value)
         if value is not None:
             trainer.check(value)
         if value is not None and logged:
-            rate = learning_rate(step - 1, recipe.training)
-            run.record(step=step, loss=value, learning_rate=rate)
-            board.add_scalar("loss", value, step)
-            board.add_scalar("learning_rate", rate, step)
+            run.record(step, loss=value, learning_rate=learning_rate(step - 1, recipe.training))
         if due and (result := trainer.judge()):
-            run.record(step=step, val_accuracy=result.accuracy, val_ci95=result.ci95, best=trainer.best)
-            board.add_scalar("val_accuracy", result.accuracy, step)
+            run.record(step, val_accuracy=result.accuracy, val_ci95=result.ci95, best=trainer.best)
         if due or time.monotonic() - saved > SAVE_SECONDS:
             trainer.save()
             saved = time.monotonic()

@@ -7,7 +7,7 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +19,9 @@ from sosn.files import write_atomically
 from sosn.recipe import RECIPE_FILE, Recipe, load_recipe, without_place
 from sosn.storage import WEIGHTS_FILE
 
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
 CHECKPOINT_FILE = "checkpoint.safetensors"
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
@@ -28,12 +31,13 @@ RESULT_FILE = "result.json"
 class Run:
     """One run folder, new or resumed."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, writes: bool = True) -> None:
+        self.folder, self.writes = folder, writes  # of several processes that train together, one writes
         self.weights = folder / WEIGHTS_FILE
         self.checkpoint = folder / CHECKPOINT_FILE
         self.metrics = folder / METRICS_FILE
         self.result = folder / RESULT_FILE
+        self._board: SummaryWriter | None = None
 
     def check_new(self) -> None:
         """Refuse a folder that holds a run already."""
@@ -74,6 +78,9 @@ class Run:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Refuse a second process in the same folder, as far as the system can tell."""
+        if not self.writes:
+            yield
+            return
         try:
             import fcntl
         except ImportError:  # not a Unix
@@ -89,6 +96,8 @@ class Run:
 
     def create(self, recipe: Recipe, data: dict[str, Any]) -> None:
         """Make the folder and say in it what runs, on which images."""
+        if not self.writes:
+            return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -104,18 +113,31 @@ class Run:
         write_atomically(self.folder / RUN_FILE, (json.dumps(about, indent=2) + "\n").encode())
         write_atomically(self.folder / RECIPE_FILE, recipe.to_toml().encode())
 
-    def forget_after(self, step: int) -> None:
-        """Drop metrics of steps that a resumed run will take again."""
+    @contextmanager
+    def recording(self, step: int) -> Iterator[None]:
+        """Metrics from this step on; those of later steps, which a resumed run takes again, are dropped."""
+        if not self.writes:
+            yield
+            return
+        from torch.utils.tensorboard import SummaryWriter
+
         if self.metrics.exists():
             lines = self.metrics.read_text().splitlines(keepends=True)
             kept = [line for line in lines if _step(line) <= step]
             write_atomically(self.metrics, "".join(kept).encode())
+        with SummaryWriter(str(self.folder), purge_step=step) as self._board:
+            yield
+        self._board = None
 
-    def record(self, **values: Any) -> None:
-        """Append one line of metrics."""
+    def record(self, step: int, **values: float) -> None:
+        """Append one line of metrics, and show them in TensorBoard."""
+        if self._board is None:
+            return
         try:
             with self.metrics.open("a") as file:
-                file.write(json.dumps(values) + "\n")
+                file.write(json.dumps({"step": step, **values}) + "\n")
+            for name, value in values.items():
+                self._board.add_scalar(name, value, step)
         except OSError as error:
             raise SosnError(
                 f"cannot write {str(self.metrics)!r} ({error.strerror}); the last checkpoint is untouched"

@@ -24,10 +24,16 @@ class EpisodeSource:
 
     Rows are always drawn in this process, from the generator of the purpose and number. With workers, other processes read
     the pixels of the steps that come next, so that a bank which is mapped from disk and larger than memory keeps up.
+    Where several processes train together, each draws the same episodes of a step and takes its share of them.
     """
 
-    def __init__(self, sampler: EpisodeSampler, recipe: Recipe, device: torch.device) -> None:
-        self.sampler, self.recipe, self.device = sampler, recipe, device
+    def __init__(self, sampler: EpisodeSampler, recipe: Recipe, device: torch.device, rank: int = 0, world: int = 1) -> None:
+        self.sampler, self.recipe, self.device, self.own = sampler, recipe, device, slice(rank, None, world)
+        if recipe.episodes.episodes_per_step % world:
+            raise UsageError(
+                f"episodes_per_step is {recipe.episodes.episodes_per_step}; {world} processes share a step, so it must be a "
+                f"multiple of {world}"
+            )
         self._ahead: Iterator[Pixels] | None = None
         self._next = -1  # number of the step that comes from there next
         if recipe.data.workers and "fork" not in multiprocessing.get_all_start_methods():
@@ -48,7 +54,8 @@ class EpisodeSource:
 
     def _rows(self, purpose: str, number: int) -> Rows:
         draw = generator(purpose, self.recipe.seed, number, device=self.device)
-        return self.sampler.indices(self.recipe.episodes.episodes_per_step, draw)
+        support, query = self.sampler.indices(self.recipe.episodes.episodes_per_step, draw)
+        return (support[self.own], query[self.own]) if purpose == "train" else (support, query)
 
     def _read_ahead(self, first: int) -> Iterator[Pixels]:
         numbers = range(first, self.recipe.training.steps)

@@ -1,0 +1,151 @@
+"""Several processes that train together: two of them on the CPU, over gloo."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import sosn
+from sosn.errors import UsageError
+from sosn.evaluation import evaluate
+from sosn.training import train
+from sosn.training.loop import make_fabric
+from test_training import TINY, same, tiny, weights
+
+WORDS = ("steps=4", "every=4", "episodes_per_step=4", "val_episodes=7")
+
+WATCHED = """
+import sys
+from pathlib import Path
+import torch
+from safetensors.torch import save_file
+sys.path.insert(0, sys.argv[1])
+from sosn.evaluation import evaluate
+from sosn.training.loop import Silent, Trainer, make_fabric
+from sosn.training.run import Run
+from test_training import tiny
+
+recipe = tiny("episodes_per_step=4", "flip=true", "translate=0.1")
+fabric = make_fabric(recipe, devices=2)
+fabric.launch()
+trainer = Trainer(recipe, Run(Path(sys.argv[2]), writes=fabric.is_global_zero), Silent(), fabric)
+seen = [trainer.episode("train", number) for number in range(3)]
+losses = [trainer.advance() for _ in range(3)]
+if fabric.is_global_zero:
+    Path(sys.argv[2]).mkdir()
+trainer.judge()
+judged = evaluate(trainer.judged, trainer.val_bank, 3, 1, 2, 7, fabric=fabric)
+document = {f"weight.{name}": value.detach() for name, value in trainer.method.named_parameters()}
+document |= {f"query.{number}": episode.query for number, episode in enumerate(seen)}
+document |= {"losses": torch.stack(losses), "judged": torch.tensor(judged.per_episode, dtype=torch.float64)}
+save_file({name: value.contiguous() for name, value in document.items()}, f"{sys.argv[2]}-{fabric.global_rank}")
+"""
+
+
+def launch(*command: str) -> subprocess.CompletedProcess[str]:
+    with socket.socket() as probe:  # a port of its own: other tests may run at the same time
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    environment = os.environ | {"MASTER_PORT": str(port), "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, check=False, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("parallel")
+
+
+@pytest.fixture(scope="module")
+def watched(folder: Path) -> list[dict[str, torch.Tensor]]:
+    """What each of two processes held after three steps."""
+    script = folder / "watched.py"
+    script.write_text(WATCHED)
+    ended = launch(str(script), str(Path(__file__).parent), str(folder / "rank"))
+    assert ended.returncode == 0, ended.stderr
+    return [load_file(folder / f"rank-{rank}") for rank in range(2)]
+
+
+def test_weights_stay_the_same_on_all_processes(watched: list[dict[str, torch.Tensor]]) -> None:
+    first, second = watched
+    for name in first:
+        if name.startswith("weight."):
+            assert torch.equal(first[name], second[name]), name
+    assert not torch.equal(first["losses"], second["losses"])  # of other episodes
+
+
+def test_processes_share_the_episodes_of_a_step(watched: list[dict[str, torch.Tensor]]) -> None:
+    from sosn.training.loop import Silent, Trainer
+    from sosn.training.run import Run
+
+    alone = Trainer(tiny("episodes_per_step=4"), Run(Path()), Silent())
+    for number in range(3):
+        parts = [part[f"query.{number}"] for part in watched]
+        assert [len(part) for part in parts] == [2, 2]
+        assert not any(torch.equal(one, other) for one in parts[0] for other in parts[1])
+    drawn = alone.source.draw("train", 0).query
+    rows = [alone.source._rows("train", 0)[1][rank::2] for rank in range(2)]
+    assert torch.equal(torch.stack(rows, 1).flatten(0, 1), alone.source._rows("train", 0)[1])
+    assert len(drawn) == 4
+
+
+def test_episodes_of_an_evaluation_are_shared_and_the_figures_are_those_of_one_process(
+    watched: list[dict[str, torch.Tensor]], folder: Path
+) -> None:
+    first, second = watched
+    assert torch.equal(first["judged"], second["judged"])
+    model = sosn.load(folder / "rank")
+    bank = sosn.open_bank("glyphs", "val", **tiny().data.options)
+    assert evaluate(model, bank, 3, 1, 2, 7).per_episode == tuple(first["judged"].tolist())
+
+
+def test_a_run_of_two_processes_is_like_one_and_resumes_with_another_number(tmp_path: Path) -> None:
+    words = ("train", "glyphs-5w1s", *TINY, *WORDS, "--out", str(tmp_path / "two"), "--devices", "2", "--json")
+    ended = launch("-m", "sosn", *words)
+    assert ended.returncode == 0, ended.stderr
+    told = json.loads(ended.stdout)  # one process speaks
+    train(tiny(*WORDS), tmp_path / "one")
+    alone = json.loads((tmp_path / "one" / "result.json").read_text())
+    assert told["episodes"] == alone["episodes"]
+    assert told["fingerprint"] == alone["fingerprint"]
+    assert json.loads((tmp_path / "two" / "result.json").read_text())["accuracy"] == told["accuracy"]
+    bank = sosn.open_bank("glyphs", "val", **tiny().data.options)
+    sizes = (alone["way"], alone["shot"], alone["query"], alone["episodes"])
+    assert evaluate(sosn.load(tmp_path / "two"), bank, *sizes).accuracy == told["accuracy"]  # as one process finds it
+    # Batch norm sees half of the pairs in each process, so weights come close and not equal.
+    one, two = (weights(tmp_path / name) for name in ("one", "two"))
+    assert one.keys() == two.keys()
+    assert not same(one, two)
+    for name in one:
+        if name.endswith("weight"):
+            torch.testing.assert_close(one[name], two[name], rtol=0, atol=0.02, msg=name)
+
+
+def test_a_checkpoint_of_two_processes_goes_on_with_one(tmp_path: Path) -> None:
+    words = (*TINY, *WORDS)
+    ended = launch("-m", "sosn", "train", "glyphs-5w1s", *words, "--out", str(tmp_path / "run"), "--devices", "2")
+    assert ended.returncode == 0, ended.stderr
+    recipe = (tmp_path / "run" / "recipe.toml").read_text()
+    (tmp_path / "run" / "recipe.toml").write_text(recipe.replace("steps = 4\n", "steps = 6\n"))
+    (tmp_path / "run" / "result.json").unlink()
+    result = train(tiny(*WORDS, "steps=6"), tmp_path / "run", resume=True)
+    assert result.evaluation is not None
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "val_accuracy" in row] == [4, 6]
+
+
+def test_episodes_that_cannot_be_shared_and_devices_that_are_not_there_are_refused() -> None:
+    from sosn.data import EpisodeSampler
+    from sosn.training.source import EpisodeSource
+
+    recipe = tiny("episodes_per_step=3")
+    sampler = EpisodeSampler(sosn.open_bank("glyphs", "val", **recipe.data.options), 2, 1, 1)
+    with pytest.raises(UsageError, match="must be a multiple of 2"):
+        EpisodeSource(sampler, recipe, torch.device("cpu"), 0, 2)
+    with pytest.raises(UsageError, match="devices is 0"):
+        make_fabric(recipe, devices=0)
