@@ -1,4 +1,4 @@
-"""Write the measured figures into README.md, from the files that commands wrote: python docs/readme.py"""
+"""Write the measured figures into README.md and rivals.md, from the files that commands wrote: python docs/readme.py"""
 
 import json
 import re
@@ -8,6 +8,7 @@ from typing import Any
 from scipy import stats
 
 ROOT = Path(__file__).parent.parent
+RIVALS = "results/glyphs-rivals.json"
 
 
 def fill(text: str) -> str:
@@ -23,7 +24,7 @@ def fill(text: str) -> str:
         if "first_minus_this" in row:
             by_seed = row["first_minus_this"]
             cells[2] = _over_seeds(by_seed, 2)
-            cells[3] = f"{sum(difference > 0 for difference in by_seed)} of {len(by_seed)}"
+            cells[3] = _ahead(by_seed)
             cells[4] = f"{stats.ttest_1samp(by_seed, 0).pvalue:.2f}"
         rows.append(f"| {' | '.join(cells)} |")
     sigme = norms["rows"][0]["by_seed"]
@@ -31,6 +32,28 @@ def fill(text: str) -> str:
     text = _put(text, "power-norm", "\n" + "\n".join(rows) + "\n")
     shown = _accuracy(_read("src/sosn/models/glyphs.json"), 2)
     return re.sub(r"# [\d.]+ ± [\d.]+%: mean and", f"# {shown}%: mean and", text)
+
+
+def fill_rivals(text: str) -> str:
+    """The page on rivals with the table of its benchmark, or a sentence where that has not been run but for a rehearsal."""
+    if not (ROOT / RIVALS).exists() or _read(RIVALS)["rehearsal"]:
+        return _put(text, "rivals", f"\nNot measured yet: no `{RIVALS}`.\n")
+    told = _read(RIVALS)
+    rows = [
+        "| method | accuracy, % | SoSN minus this, points | SoSN ahead in | p | parameters | MFLOPs an episode | adapts |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in told["rows"]:
+        other = row.get("first_minus_this")
+        against = [_over_seeds(other, 2), _ahead(other), f"{stats.ttest_1samp(other, 0).pvalue:.2g}"] if other else ["", "", ""]
+        size = [f"{row['parameters']:,}", f"{row['mflops']:,.0f}", "yes" if row["adapts"] else ""]
+        rows.append(f"| {' | '.join([row['name'], _over_seeds(row['by_seed'], 2), *against, *size])} |")
+    seeds = f"{told['what']}; {len(told['seeds'])} seeds, each with its own alphabets; {told['machine']}."
+    return _put(text, "rivals", "\n" + "\n".join(["", seeds, "", *rows])[1:] + "\n")
+
+
+def _ahead(by_seed: list[float]) -> str:
+    return f"{sum(difference > 0 for difference in by_seed)} of {len(by_seed)}"
 
 
 def _read(name: str) -> dict[str, Any]:
@@ -59,5 +82,5 @@ def _put(text: str, name: str, value: str) -> str:
 
 
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    readme.write_text(fill(readme.read_text("utf-8")), "utf-8")
+    for page, write in (("README.md", fill), ("docs/rivals.md", fill_rivals)):
+        (ROOT / page).write_text(write((ROOT / page).read_text("utf-8")), "utf-8")

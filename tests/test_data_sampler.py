@@ -264,6 +264,14 @@ def test_a_class_whose_groups_are_too_few_is_named_without_useless_advice() -> N
     assert "min_images" not in str(refused.value)
 
 
+def test_episodes_say_which_classes_of_the_bank_they_hold() -> None:
+    images = torch.arange(6, dtype=torch.uint8).repeat_interleave(4).view(-1, 1, 1, 1).expand(-1, 1, 8, 8)
+    bank = Bank(images, torch.arange(6).repeat_interleave(4), tuple("abcdef"))
+    episode = EpisodeSampler(bank, 3, 2, 1).draw(5, generator(3))
+    assert episode.classes is not None
+    assert torch.equal(episode.support[:, :, 0, 0, 0, 0], episode.classes.to(torch.uint8))  # pixels tell the class
+
+
 def bank_of_alphabets(**sizes: int) -> Bank:
     """Classes called ALPHABET/NUMBER, three images each, whose pixels tell the alphabet."""
     images = {

@@ -5,6 +5,8 @@ import re
 import runpy
 from pathlib import Path
 
+from sosn.method import METHODS
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -12,6 +14,22 @@ def test_the_readme_shows_the_measured_figures() -> None:
     fill = runpy.run_path(str(ROOT / "docs" / "readme.py"))["fill"]
     text = (ROOT / "README.md").read_text("utf-8")
     assert fill(text) == text, "run python docs/readme.py"
+
+
+def test_the_page_on_rivals_shows_the_measured_figures() -> None:
+    fill = runpy.run_path(str(ROOT / "docs" / "readme.py"))["fill_rivals"]
+    text = (ROOT / "docs" / "rivals.md").read_text("utf-8")
+    assert fill(text) == text, "run python docs/readme.py"
+
+
+def test_the_page_on_rivals_names_every_method_and_says_what_it_declares() -> None:
+    text = (ROOT / "docs" / "rivals.md").read_text("utf-8")
+    for name, method in METHODS.items():
+        row = next(line for line in text.splitlines() if line.startswith(f"| `{name}` |"))
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        assert cells[2] == f"`{method.own_loss}`"
+        assert cells[3] == ("yes" if method.transductive else "no")
+        assert cells[4].split(";")[0] == ("yes" if method.adapts else "no")
 
 
 def test_files_that_the_documentation_links_to_exist() -> None:

@@ -91,3 +91,13 @@ def test_images_and_labels_of_other_types_or_out_of_range_are_refused() -> None:
         Episode(support, query, torch.zeros(1, 2))
     with pytest.raises(UsageError, match="labels run from 0 to 2"):
         Episode(support, query, torch.tensor([[0, 2]]))
+
+
+def test_class_numbers_travel_with_the_episode() -> None:
+    support, query = torch.rand(2, 3, 1, 1, 4, 4), torch.rand(2, 5, 1, 4, 4)
+    episode = Episode(support, query, classes=torch.tensor([[7, 1, 4], [2, 0, 9]]))
+    assert episode.one(1).classes is not None
+    assert episode.one(1).classes.tolist() == [[2, 0, 9]]  # type: ignore[union-attr]
+    assert episode.to("cpu").classes is episode.classes
+    with pytest.raises(UsageError, match="classes are 2×2; 2×3×1×1×4×4 support images need E×L"):
+        Episode(support, query, classes=torch.zeros(2, 2, dtype=torch.int64))

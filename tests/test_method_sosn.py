@@ -504,7 +504,7 @@ def test_methods_are_found_by_name() -> None:
 def test_an_unknown_loss_is_refused() -> None:
     images = torch.rand(1, 2, 1, 1, 28, 28)
     episode = Episode(images, images[:, :, 0], torch.tensor([[0, 1]]))
-    with pytest.raises(UsageError, match="choose mse or cross_entropy"):
+    with pytest.raises(UsageError, match="choose mse, cross_entropy or binary_cross_entropy"):
         SoSN(channels=1, input_size=28).loss(episode, "hinge")  # type: ignore[arg-type]
 
 

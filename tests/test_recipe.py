@@ -347,3 +347,13 @@ def test_numbers_that_are_not_finite_are_refused(word: str) -> None:
 def test_a_title_with_any_character_reads_back() -> None:
     recipe = Recipe(title='a "quoted" \x7f \\ title\n')
     assert read(recipe.to_toml()) == recipe
+
+
+def test_another_method_brings_its_own_loss_unless_one_is_given() -> None:
+    recipe = load_recipe("glyphs-5w1s")
+    assert override(recipe, ["method=prototypical"]).training.loss == "cross_entropy"
+    assert override(recipe, ["method=siamese"]).training.loss == "binary_cross_entropy"
+    assert override(recipe, ["method=relation_net"]).training.loss == "mse"
+    for words in (["method=prototypical", "loss=mse"], ["training.loss=mse", "method=prototypical"]):
+        assert override(recipe, words).training.loss == "mse"
+    assert override(recipe, ["loss=cross_entropy", "method=sosn"]).training.loss == "cross_entropy"

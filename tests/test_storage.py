@@ -97,7 +97,7 @@ def test_what_is_said_about_a_method_comes_back_with_it(tmp_path: Path) -> None:
     about = {"recipe": {"title": "é ⊗", "seed": 3}, "accuracy": 0.5, "none": None}
     save_method(tmp_path / "a.safetensors", NearestPixels(), about)
     _, told = load_method(tmp_path / "a.safetensors")
-    assert told == about | {"method": "pixels", "config": NearestPixels().config}
+    assert told == about | {"method": "pixels", "config": NearestPixels().config, "trained": False}
 
 
 def test_tensors_of_every_kind_come_back_as_they_were(tmp_path: Path) -> None:

@@ -15,12 +15,14 @@ class Episode:
     """A batch of E few-shot tasks: tell which of L classes, shown in Z pictures each, every one of Q queries belongs to.
 
     support: E×L×Z×C×H×W images; query: E×Q×C×H×W images; labels: E×Q integers in 0…L−1, or None at prediction time.
+    classes: E×L integers, what the classes of the tasks are among those of the dataset, or None where nobody needs to know.
     Images are uint8 (0–255) or floating point (0–1).
     """
 
     support: Tensor
     query: Tensor
     labels: Tensor | None = None
+    classes: Tensor | None = None
 
     def __post_init__(self) -> None:
         for name in ("support", "query", "labels"):
@@ -59,6 +61,9 @@ class Episode:
             if lowest < 0 or highest >= self.way:
                 raise UsageError(f"labels run from {lowest} to {highest}; {self.way} classes are numbered 0 to {self.way - 1}")
 
+        if self.classes is not None and self.classes.shape != self.support.shape[:2]:
+            raise UsageError(f"classes are {_shape(self.classes)}; {_shape(self.support)} support images need E×L of them")
+
     def __len__(self) -> int:
         return len(self.support)
 
@@ -77,11 +82,12 @@ class Episode:
     def one(self, index: int) -> "Episode":
         """A single episode of the batch, as a batch of one."""
         part = slice(index, index + 1)
-        return Episode(self.support[part], self.query[part], None if self.labels is None else self.labels[part])
+        labels, classes = (None if one is None else one[part] for one in (self.labels, self.classes))
+        return Episode(self.support[part], self.query[part], labels, classes)
 
     def to(self, device: torch.device | str) -> "Episode":
-        labels = None if self.labels is None else self.labels.to(device)
-        return Episode(self.support.to(device), self.query.to(device), labels)
+        labels, classes = (None if one is None else one.to(device) for one in (self.labels, self.classes))
+        return Episode(self.support.to(device), self.query.to(device), labels, classes)
 
 
 def _shape(tensor: Tensor) -> str:

@@ -25,5 +25,9 @@ class TrainingError(SosnError):
     """Training that cannot go on, for example after a loss of NaN."""
 
 
+class UntrainedError(SosnError):
+    """A learnt method that was never trained, asked for answers it could only guess."""
+
+
 class MissingSplitError(DataError):
     """A dataset that has no train, val or test part."""

@@ -18,7 +18,13 @@ from sosn.spelling import nearest
 from sosn.typed import annotations, check_options, defaults, parse
 
 RECIPE_FILE = "recipe.toml"
-FROM_IMAGES = ("channels", "input_size", "mean", "std")  # what a method takes from the training images unless it is told
+FROM_IMAGES = (
+    "channels",
+    "input_size",
+    "mean",
+    "std",
+    "classes",
+)  # what a method takes from the training images unless it is told
 
 
 @dataclass(frozen=True)
@@ -203,8 +209,12 @@ def _known_keys(name: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], d
 
 
 def override(recipe: Recipe, assignments: Iterable[str]) -> Recipe:
-    """Apply key=value words; a key is a section's (training.steps) or, where only one section has it, bare (steps)."""
-    table = recipe.to_table()
+    """Apply key=value words; a key is a section's (training.steps) or, where only one section has it, bare (steps).
+
+    Another method or dataset drops the options of the old one; another method brings its own loss unless one is given.
+    """
+    table, assignments = recipe.to_table(), list(assignments)
+    named = {word.partition("=")[0].strip() for word in assignments}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         refuse_option(key)
@@ -221,6 +231,8 @@ def override(recipe: Recipe, assignments: Iterable[str]) -> Recipe:
             table["data"] = _own_keys("data", table)
         if section == "model" and name == "method" and text != table["model"]["method"]:
             table["model"] = _own_keys("model", table)
+            if not named & {"loss", "training.loss"}:
+                table["training"]["loss"] = method_class(text).own_loss
         table[section][name] = parse(text)
     return from_table(table, "the command line")
 

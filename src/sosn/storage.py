@@ -42,7 +42,7 @@ def save_method(path: Path, method: Method, about: Mapping[str, Any] | None = No
         name: tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor
         for name, tensor in method.state_dict().items()
     }
-    save_tensors(path, state, {"method": method.name, "config": method.config, **(about or {})})
+    save_tensors(path, state, {"method": method.name, "config": method.config, "trained": method.trained, **(about or {})})
 
 
 def load_method(path: Path) -> tuple[Method, dict[str, Any]]:
@@ -55,6 +55,7 @@ def load_method(path: Path) -> tuple[Method, dict[str, Any]]:
     except (UsageError, TypeError, KeyError) as error:
         raise CheckpointError(f"{str(path)!r} describes a method that this version of sosn cannot build ({error})") from error
     restore(method, tensors, path)
+    method.trained = bool(about.get("trained", True))  # files from before this was written down come from training
     return method.eval(), about
 
 

@@ -10,7 +10,7 @@ from sosn.data.sampler import Within, alphabets
 from sosn.device import resolve_device
 from sosn.errors import DataError, UsageError
 from sosn.evaluation import Evaluation, evaluate
-from sosn.method.base import Statistics
+from sosn.method.base import Method, Statistics
 from sosn.models import load_with_recipe
 from sosn.recipe import Recipe, override, refuse_option
 from sosn.training.run import Run
@@ -41,7 +41,15 @@ def evaluate_model(
 ) -> tuple[Evaluation, EvaluationSettings]:
     """Evaluate a model by name or folder on the data it was trained for, or on other data."""
     method, trained = load_with_recipe(model)
-    settings, recipe = _settings(trained, overrides)
+    method.check_trained()
+    settings, recipe = evaluation_settings(trained, overrides)
+    bank = open_evaluated(recipe, settings, say)
+    check_unseen(model, trained, recipe, bank, settings.split)
+    return evaluate_with(method, bank, settings, progress), settings
+
+
+def open_evaluated(recipe: Recipe, settings: EvaluationSettings, say: Callable[[str], None] | None = None) -> Bank:
+    """The images of a recipe's data, on the device unless workers are to load them. say is told what is left out."""
     device = resolve_device(settings.device)
     bank = open_bank(recipe.data.name, settings.split, recipe.data.min_images, **recipe.data.options)
     if recipe.data.leave_out_small:
@@ -50,27 +58,32 @@ def evaluate_model(
         sizes = alphabets(bank.names)
         small = sum(size < settings.way for size in sizes.values())
         say(f"{small} of {len(sizes)} alphabets have fewer than {settings.way} classes and are left out")
-    bank = bank if recipe.data.workers else bank.to(device)
-    if settings.split != "train" and recipe.data == trained.data and Path(model).is_dir():
-        _check_unseen(Path(model), bank, settings.split)
-    result = evaluate(
-        method.to(device), bank, settings.way, settings.shot, settings.query, settings.episodes, settings.seed,
-        settings.statistics, progress, settings.within,
+    return bank if recipe.data.workers else bank.to(device)
+
+
+def evaluate_with(
+    method: Method, bank: Bank, settings: EvaluationSettings, progress: Callable[[int, int], None] | None = None
+) -> Evaluation:
+    """Evaluate a method on the device of the settings."""
+    return evaluate(
+        method.to(resolve_device(settings.device)), bank, settings.way, settings.shot, settings.query, settings.episodes,
+        settings.seed, settings.statistics, progress, settings.within,
     )  # fmt: skip
-    return result, settings
 
 
-def _check_unseen(folder: Path, bank: Bank, split: str) -> None:
-    """Refuse classes that the run has trained on: they were in another split then."""
-    known = set(Run(folder).about().get("data", {}).get("train", {}).get("classes", ())) & set(bank.names)
+def check_unseen(model: str, trained: Recipe, recipe: Recipe, bank: Bank, split: str) -> None:
+    """Refuse classes that the model's run has trained on: they were in another split then."""
+    if split == "train" or recipe.data != trained.data or not Path(model).is_dir():
+        return
+    known = set(Run(Path(model)).about().get("data", {}).get("train", {}).get("classes", ())) & set(bank.names)
     if known:
         raise DataError(
-            f"{len(known)} classes of {split}, such as {min(known)!r}, were trained on in {str(folder)!r}: the images "
+            f"{len(known)} classes of {split}, such as {min(known)!r}, were trained on in {model!r}: the images "
             "have been split otherwise since; give them train/, val/ and test/ folders, or train anew"
         )
 
 
-def _settings(recipe: Recipe, overrides: Sequence[str]) -> tuple[EvaluationSettings, Recipe]:
+def evaluation_settings(recipe: Recipe, overrides: Sequence[str]) -> tuple[EvaluationSettings, Recipe]:
     """Words that are settings, and words for the data (data.size=…)."""
     pairs = [word.partition("=")[::2] for word in overrides]
     for word, (key, text) in zip(overrides, pairs, strict=True):

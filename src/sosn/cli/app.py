@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from sosn.cli.data import app as data_app
+from sosn.cli.importing import app as import_app
 
 app = typer.Typer(
     name="sosn",
@@ -18,6 +19,7 @@ app = typer.Typer(
 )
 
 app.add_typer(data_app, name="data")
+app.add_typer(import_app, name="import")
 
 # Settings are words without dashes; a --steps that slips in reaches the recipe's own message.
 WORDS = {"ignore_unknown_options": True}
@@ -149,6 +151,29 @@ def reproduce(
         _print_json(result.to_json())
     else:
         show_reproduction(result, quick)
+
+
+@app.command(context_settings=WORDS)
+def compare(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN... [KEY=VALUE]...", help="Run folders or names of models, and settings as `eval` has them."
+        ),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Several models on the same episodes: accuracy ± 95% CI, paired p-values against the first, size and speed."""
+    from sosn.cli.show import console, progress_bar, show_comparison
+    from sosn.comparison import compare_models
+
+    settings_given = [word for word in words if "=" in word and not Path(word).exists()]
+    with progress_bar("comparing") as bar:
+        rows, settings = compare_models([w for w in words if w not in settings_given], settings_given, bar, console.print)
+    if as_json:
+        _print_json({"split": settings.split, "data": settings.data, "rows": [row.to_json() for row in rows]})
+    else:
+        show_comparison(rows, settings)
 
 
 @app.command()

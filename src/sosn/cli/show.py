@@ -11,10 +11,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from sosn.comparison import Row
     from sosn.data.check import Finding
     from sosn.demo import DemoResult
     from sosn.evaluation import Evaluation
     from sosn.reproduce import Table as ReproducedTable
+    from sosn.tasks import EvaluationSettings
 
 QUIET = 30.0  # seconds between two lines where there is no terminal
 console = Console(stderr=True, highlight=False)
@@ -137,6 +139,24 @@ def show_card(name: str, card: dict[str, Any]) -> None:
     out.print(f"trained on {episodes:,} episodes; {card['parameters']:,} parameters, {card['bytes']:,} bytes", soft_wrap=True)
     out.print(f"limits: {card['limits']}\nterms: {card['terms']}", soft_wrap=True)
     out.print(f"recipe and all figures: sosn models {name} --json", soft_wrap=True)
+
+
+def show_comparison(rows: "list[Row]", settings: "EvaluationSettings") -> None:
+    sizes = f"{settings.way}-way {settings.shot}-shot, {settings.query} queries a class, {settings.episodes} episodes"
+    table = _table(
+        f"{sizes} of {settings.data} {settings.split}, {settings.statistics} statistics, seed {settings.seed}",
+        "model", "method", "accuracy", "minus the first", "p", "parameters", "MFLOPs an episode", "episodes/s", "",
+    )  # fmt: skip
+    for row in rows:
+        other = row.against_first
+        difference = "" if other is None else f"{100 * other.difference:+.2f} ± {100 * other.ci95:.2f}"
+        marks = [word for word, holds in (("transductive", row.transductive), ("adapts", row.adapts)) if holds]
+        table.add_row(
+            row.model, row.method, str(row.evaluation), difference, "" if other is None else f"{other.p_value:.2g}",
+            f"{row.parameters:,}", f"{row.mflops:,.0f}", f"{row.episodes_per_second:.1f}", ", ".join(marks),
+        )  # fmt: skip
+    out = Console(highlight=False)
+    (out if out.is_terminal else Console(highlight=False, width=200)).print(table)  # a file has no edge to break lines at
 
 
 def show_datasets(found: list[dict[str, Any]], forms: dict[str, str]) -> None:

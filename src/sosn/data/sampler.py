@@ -52,7 +52,8 @@ class EpisodeSampler:
         """The episode of these rows of the bank: support (E, L, Z), query (E, Q)."""
         images = self.bank.images
         labels = self.labels.expand(len(support), -1)
-        return Episode(images[support.to(images.device)], images[query.to(images.device)], labels)
+        support = support.to(images.device)
+        return Episode(images[support], images[query.to(images.device)], labels, self.bank.labels[support[..., 0]])
 
     def indices(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Rows of the bank: support (E, L, Z), query (E, L·query) in the order of the classes.

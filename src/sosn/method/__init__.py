@@ -2,11 +2,27 @@
 
 from sosn.errors import UsageError
 from sosn.method.base import Method
+from sosn.method.baseline import Baseline, BaselinePlusPlus
+from sosn.method.covamnet import CovaMNet
+from sosn.method.deep_bdc import DeepBDC
+from sosn.method.maml import MAML
+from sosn.method.matching import MatchingNet
+from sosn.method.meta_lstm import MetaLSTM
+from sosn.method.nearest_prototype import NearestPrototype
 from sosn.method.pixels import NearestPixels
+from sosn.method.prototypical import PrototypicalNet
+from sosn.method.relation_net import RelationNet
+from sosn.method.siamese import SiameseNet
 from sosn.method.sosn import SoSN
 from sosn.spelling import nearest
 
-METHODS: dict[str, type[Method]] = {method.name: method for method in (SoSN, NearestPixels)}
+METHODS: dict[str, type[Method]] = {
+    method.name: method
+    for method in (
+        SoSN, NearestPixels, RelationNet, PrototypicalNet, MatchingNet, SiameseNet, MAML, Baseline, BaselinePlusPlus,
+        NearestPrototype, DeepBDC, CovaMNet, MetaLSTM,
+    )
+}  # fmt: skip
 
 
 def method_class(name: str) -> type[Method]:
@@ -15,4 +31,21 @@ def method_class(name: str) -> type[Method]:
     return METHODS[name]
 
 
-__all__ = ["METHODS", "Method", "NearestPixels", "SoSN", "method_class"]
+__all__ = [
+    "MAML",
+    "METHODS",
+    "Baseline",
+    "BaselinePlusPlus",
+    "CovaMNet",
+    "DeepBDC",
+    "MatchingNet",
+    "MetaLSTM",
+    "Method",
+    "NearestPixels",
+    "NearestPrototype",
+    "PrototypicalNet",
+    "RelationNet",
+    "SiameseNet",
+    "SoSN",
+    "method_class",
+]

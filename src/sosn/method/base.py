@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -11,18 +11,27 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from sosn.episode import Episode
-from sosn.errors import UsageError
+from sosn.errors import UntrainedError, UsageError
 from sosn.precision import full
 from sosn.preprocessing import Preprocessing
 
 Statistics = Literal["running", "batch"]
-LossName = Literal["mse", "cross_entropy"]
+LossName = Literal["mse", "cross_entropy", "binary_cross_entropy"]
 
 
 class Method(nn.Module, ABC):
-    """A few-shot learner: `method(episode)` gives scores E×Q×L, higher where query and class are more alike."""
+    """A few-shot learner: `method(episode)` gives scores E×Q×L, higher where query and class are more alike.
+
+    Each says whether the answer to one query depends on the other queries (transductive), whether its weights change at
+    test time (adapts), and which loss its paper trains it with (own_loss). trained becomes true when weights are kept by
+    a training run or loaded; whoever trains one otherwise sets it.
+    """
 
     name: ClassVar[str]
+    transductive: ClassVar[bool] = False
+    adapts: bool = False
+    own_loss: ClassVar[LossName] = "mse"
+    trained: bool = False
     capturable: ClassVar[bool] = False  # whether a training step never waits for the GPU, so that it can be a CUDA graph
 
     preprocessing: Preprocessing
@@ -59,16 +68,42 @@ class Method(nn.Module, ABC):
             parts = [self.logits(episode.one(index), separately=True) for index in range(len(episode))]
         return self.score(full(torch.cat(parts)))
 
+    def predict(self, episode: Episode, statistics: Statistics = "running") -> Tensor:
+        """The class of each query, E×Q numbers in 0…L−1, in evaluation mode. Refuses a learnt method without training."""
+        self.check_trained()
+        modes = {module: module.training for module in self.modules()}
+        self.eval()
+        try:
+            with torch.no_grad():
+                return cast(Tensor, self(episode, statistics)).argmax(-1)
+        finally:
+            for module, training in modes.items():
+                module.training = training
+
+    def check_trained(self) -> None:
+        """Refuse to answer with weights that nobody trained: the answers would be guesses that look like any other."""
+        if not self.trained and self.parameter_count():
+            raise UntrainedError(
+                f"method {self.name!r} has not been trained and would answer at chance: train it with `sosn train`, load a "
+                "trained one with sosn.load, or set trained=True on one that you trained yourself"
+            )
+
     def loss(self, episode: Episode, name: LossName = "mse") -> Tensor:
-        """Mean squared error to one-hot labels (Eq. 7, as a mean), or cross-entropy on the logits across classes."""
+        """Mean squared error to one-hot labels (Eq. 7, as a mean), or cross-entropy on the logits across classes.
+
+        Or binary cross-entropy of each pair of a query and a class, same and different pairs weighing the same in all.
+        """
         if episode.labels is None:
             raise UsageError("a loss needs an episode with labels")
-        if name not in ("mse", "cross_entropy"):
-            raise UsageError(f"loss is {name!r}; choose mse or cross_entropy")
+        if name not in get_args(LossName):
+            raise UsageError(f"loss is {name!r}; choose {', '.join(get_args(LossName)[:-1])} or {get_args(LossName)[-1]}")
         logits, labels = full(self.logits(episode)), episode.labels.long()
         if name == "cross_entropy":
             return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
         target = F.one_hot(labels, episode.way).to(logits.dtype)
+        if name == "binary_cross_entropy":
+            weight = torch.where(target == 1, 0.5, 0.5 / max(episode.way - 1, 1)).to(logits.dtype)
+            return F.binary_cross_entropy_with_logits(logits, target, weight, reduction="sum") / labels.numel()
         return F.mse_loss(self.score(logits), target)
 
     @property
@@ -105,6 +140,20 @@ def batch_statistics(module: nn.Module) -> Iterator[None]:
 def constructor_arguments(local_names: dict[str, Any]) -> dict[str, Any]:
     """The arguments of an __init__, from its locals() before anything else is assigned."""
     return {key: value for key, value in local_names.items() if key not in ("self", "__class__")}
+
+
+def at_least(least: int, **options: int) -> None:
+    """Refuse constructor options below this, by name."""
+    for name, value in options.items():
+        if value < least:
+            raise UsageError(f"{name} is {value}; it must be {least} or more")
+
+
+def above_zero(**options: float) -> None:
+    """Refuse constructor options that are not above 0, by name."""
+    for name, value in options.items():
+        if not value > 0:
+            raise UsageError(f"{name} is {value}; it must be above 0")
 
 
 def encode_together(method: nn.Module, support: Tensor, query: Tensor, separately: bool) -> tuple[Tensor, Tensor]:

@@ -72,6 +72,8 @@ def build(recipe: Recipe, bank: Bank) -> Method:
     """The method of a recipe, fitted to the images of a bank, with weights from the recipe's seed."""
     wanted, kind = recipe.model.options, method_class(recipe.model.method)
     options: dict[str, Any] = {"channels": bank.channels, "input_size": bank.size}
+    if "classes" in annotations(kind):  # of those methods that learn to tell the training classes apart
+        options["classes"] = len(bank.names)
     by_pixel = bool(wanted.get("mean_image"))
     if recipe.data.standardise and "mean" in annotations(kind) and not {"mean", "std"} & wanted.keys():
         mean, std = bank.mean_std()
@@ -232,6 +234,7 @@ class Trainer:
         if not self.fabric.is_global_zero:
             return
         about = {"recipe": self.recipe.to_table(), "step": self.step, "selection": selection}
+        self.judged.trained = True
         save_method(self.run.weights, self.judged, about)
 
     def save(self) -> None:

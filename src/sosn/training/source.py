@@ -15,6 +15,7 @@ from sosn.seeding import generator
 
 AHEAD = 4  # steps that each worker reads ahead
 
+Pixels = tuple[Tensor, ...]  # support, query, labels and classes of an episode
 Rows = tuple[Tensor, Tensor]  # of the bank: support (E, L, Z), query (E, Q)
 
 
@@ -33,7 +34,7 @@ class EpisodeSource:
                 f"episodes_per_step is {recipe.episodes.episodes_per_step}; {world} processes share a step, so it must be a "
                 f"multiple of {world}"
             )
-        self._ahead: Iterator[tuple[Tensor, Tensor, Tensor]] | None = None
+        self._ahead: Iterator[Pixels] | None = None
         self._next = -1  # number of the step that comes from there next
         if recipe.data.workers and "fork" not in multiprocessing.get_all_start_methods():
             raise UsageError("workers need a system that can fork processes: set workers=0")
@@ -56,7 +57,7 @@ class EpisodeSource:
         support, query = self.sampler.indices(self.recipe.episodes.episodes_per_step, draw)
         return (support[self.own], query[self.own]) if purpose == "train" else (support, query)
 
-    def _read_ahead(self, first: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def _read_ahead(self, first: int) -> Iterator[Pixels]:
         numbers = range(first, self.recipe.training.steps)
         loader = DataLoader(
             _Pixels(self.sampler),
@@ -85,13 +86,14 @@ class _Map:
         return len(self.numbers)
 
 
-class _Pixels(Dataset[tuple[Tensor, Tensor, Tensor]]):
+class _Pixels(Dataset[Pixels]):
     """Episodes by the rows they take."""
 
     def __init__(self, sampler: EpisodeSampler) -> None:
         self.sampler = sampler
 
-    def __getitem__(self, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
+    def __getitem__(self, rows: Rows) -> Pixels:
         episode = self.sampler.episode(*rows)
         assert episode.labels is not None
-        return episode.support, episode.query, episode.labels.contiguous()
+        assert episode.classes is not None
+        return episode.support, episode.query, episode.labels.contiguous(), episode.classes

@@ -1,0 +1,59 @@
+"""`sosn import …`: models from elsewhere as folders that the other commands take."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from sosn.method import Method
+    from sosn.recipe import Recipe
+
+app = typer.Typer(no_args_is_help=True, help="Take over published weights, or the encoder of another model.")
+Out = Annotated[Path, typer.Option(help="Folder for the model, which `sosn eval` and `sosn compare` take.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
+
+
+@app.command("relation-net")
+def relation_net(
+    encoder: Annotated[Path, typer.Argument(help="State dict of the feature encoder (…_feature_encoder_….pkl).")],
+    relation: Annotated[Path, typer.Argument(help="State dict of the relation network (…_relation_network_….pkl).")],
+    out: Out,
+    as_json: AsJson = False,
+) -> None:
+    """Weights of the 2018 release of Relation Net. Their figures were made with statistics=batch."""
+    from sosn.importing import import_relation_net
+
+    _write(out, *import_relation_net(encoder, relation), as_json)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def frozen(
+    model: Annotated[str, typer.Argument(help="A run folder, a weights file, or a shipped model.")],
+    out: Out,
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="representation, metric, power_norm, eta and other options of the method."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The encoder of a model as it is, with the nearest prototype in place of what compares."""
+    from sosn.importing import import_frozen
+
+    _write(out, *import_frozen(model, options or []), as_json)
+
+
+def _write(out: Path, method: "Method", recipe: "Recipe", as_json: bool) -> None:
+    from sosn.importing import write_model
+
+    write_model(out, method, recipe)
+    if as_json:
+        told = {"folder": str(out), "method": method.name, "parameters": method.parameter_count(), "config": method.config}
+        typer.echo(json.dumps(told))
+    else:
+        size, channels = method.preprocessing.size, method.preprocessing.channels
+        kind = "colour" if channels == 3 else "grey"
+        typer.echo(f"{method.name} for {kind} images of {size}×{size}, {method.parameter_count():,} parameters: {out}")

@@ -1,0 +1,161 @@
+"""Baseline and Baseline++: an ordinary classifier, and a new head for new classes."""
+
+from collections.abc import Sequence
+from typing import ClassVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sosn.encoder import EncoderName
+from sosn.episode import Episode
+from sosn.errors import UsageError
+from sosn.method.base import LossName, above_zero, at_least, constructor_arguments
+from sosn.method.encoded import SoftmaxMethod
+from sosn.precision import full, full_precision
+from sosn.preprocessing import Polarity
+
+
+class Baseline(SoftmaxMethod):
+    """Chen et al., "A Closer Look at Few-shot Classification", ICLR 2019: Baseline.
+
+    Taken: an encoder and a linear classifier trained to tell all training classes apart; then, encoder frozen, a new linear
+    head fitted to the support images of each task. Left out: their batches of 4 with momentum; the head goes down the whole
+    gradient, from zero, so that it gives the same answer each time. All tasks of a batch are fitted at once.
+    """
+
+    name: ClassVar[str] = "baseline"
+    adapts = True
+
+    def __init__(
+        self,
+        channels: int = 3,
+        input_size: int = 84,
+        encoder: EncoderName = "conv4_pooled",
+        encoder_width: int = 64,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        polarity: Polarity = "as_is",
+        mean_image: bool = False,
+        classes: int = 64,
+        adapt_steps: int = 100,
+        adapt_rate: float = 0.01,
+        adapt_decay: float = 0.001,
+    ) -> None:
+        super().__init__(constructor_arguments(locals()))
+        self._fit_by(classes, adapt_steps, adapt_rate, adapt_decay)
+        self.classifier = nn.Linear(self.features, classes)
+
+    def _fit_by(self, classes: int, steps: int, rate: float, decay: float) -> None:
+        at_least(2, classes=classes)
+        at_least(0, adapt_steps=steps)
+        above_zero(adapt_rate=rate)
+        self.steps, self.rate, self.decay = steps, rate, decay
+
+    def classify(self, vectors: Tensor) -> Tensor:
+        """Logits of the training classes: (B, D) → (B, classes)."""
+        return cast(Tensor, self.classifier(vectors))
+
+    def head(self, support: Tensor, query: Tensor) -> Tensor:
+        """Logits of a new linear head fitted to support vectors (E, L, Z, D), for query vectors (E, Q, D)."""
+        return linear_head(support, query, self.steps, self.rate, self.decay)
+
+    def compare(self, support: Tensor, query: Tensor) -> Tensor:
+        return self.head(full(support).flatten(-3).detach(), full(query).flatten(-3))
+
+    def loss(self, episode: Episode, name: LossName = "cross_entropy") -> Tensor:
+        """Cross-entropy over all training classes, of every image of the episode, support and query alike."""
+        if episode.labels is None or episode.classes is None:
+            raise UsageError(
+                f"method {self.name!r} trains on labels and class numbers, which EpisodeSampler gives: both are needed"
+            )
+        if name != "cross_entropy":
+            raise UsageError(f"loss is {name!r}; method {self.name!r} is a classifier: set loss=cross_entropy")
+        support, query = (maps.flatten(-3) for maps in self.maps(episode))
+        truth = torch.cat(
+            (
+                episode.classes.unsqueeze(-1).expand(support.shape[:3]).flatten(),
+                episode.classes.gather(1, episode.labels.long()).flatten(),
+            )
+        )
+        if truth.device.type == "cpu" and int(truth.max()) >= self.classifier.out_features:  # elsewhere looking would stall
+            raise UsageError(
+                f"class number {int(truth.max())} among {self.classifier.out_features} classes: leave classes to the data"
+            )
+        logits = full(self.classify(torch.cat((support.flatten(0, 2), query.flatten(0, 1)))))
+        return F.cross_entropy(logits, truth)
+
+
+class BaselinePlusPlus(Baseline):
+    """Chen et al., "A Closer Look at Few-shot Classification", ICLR 2019: Baseline++.
+
+    As Baseline, with cosines times scale in place of linear layers, in training and in the head for new classes. That head
+    starts at the mean directions of the classes (theirs: at random).
+    """
+
+    name: ClassVar[str] = "baseline++"
+
+    def __init__(
+        self,
+        channels: int = 3,
+        input_size: int = 84,
+        encoder: EncoderName = "conv4_pooled",
+        encoder_width: int = 64,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        polarity: Polarity = "as_is",
+        mean_image: bool = False,
+        classes: int = 64,
+        scale: float = 10.0,
+        adapt_steps: int = 100,
+        adapt_rate: float = 0.01,
+        adapt_decay: float = 0.001,
+    ) -> None:
+        SoftmaxMethod.__init__(self, constructor_arguments(locals()))
+        self._fit_by(classes, adapt_steps, adapt_rate, adapt_decay)
+        above_zero(scale=scale)
+        self.scale = scale
+        self.classifier = nn.Linear(self.features, classes, bias=False)
+
+    def classify(self, vectors: Tensor) -> Tensor:
+        return self.scale * F.normalize(full(vectors), dim=-1) @ F.normalize(self.classifier.weight, dim=-1).mT
+
+    def head(self, support: Tensor, query: Tensor) -> Tensor:
+        return cosine_head(support, query, self.steps, self.rate, self.decay, self.scale)
+
+
+@full_precision
+def linear_head(support: Tensor, query: Tensor, steps: int, rate: float, decay: float) -> Tensor:
+    """Softmax regression by gradient descent from zero, with weight decay: (E, L, Z, D) and (E, Q, D) → logits (E, Q, L).
+
+    The gradient is written out, so no graph is built and evaluation needs none.
+    """
+    images, truth = _flat(support)
+    weight = images.new_zeros(len(images), support.shape[1], images.shape[-1])  # (E, L, D)
+    bias = images.new_zeros(len(images), 1, support.shape[1])
+    for _ in range(steps):
+        error = ((images @ weight.mT + bias).softmax(-1) - truth) / images.shape[1]  # (E, L·Z, L)
+        weight = weight - rate * (error.mT @ images + decay * weight)
+        bias = bias - rate * (error.sum(1, keepdim=True) + decay * bias)
+    return query @ weight.mT + bias
+
+
+@full_precision
+def cosine_head(support: Tensor, query: Tensor, steps: int, rate: float, decay: float, scale: float) -> Tensor:
+    """The same with scale·cosine in place of linear logits, from the mean directions of the classes."""
+    images, truth = _flat(F.normalize(support, dim=-1))
+    weight = F.normalize(support, dim=-1).mean(2)  # (E, L, D)
+    for _ in range(steps):
+        length = weight.norm(dim=-1, keepdim=True).clamp(min=1e-12)
+        direction = weight / length
+        cosines = images @ direction.mT  # (E, L·Z, L)
+        error = scale * ((scale * cosines).softmax(-1) - truth) / images.shape[1]
+        along = (error * cosines).sum(1).unsqueeze(-1) * direction  # what a change of length would do, and does not
+        weight = weight - rate * ((error.mT @ images - along) / length + decay * weight)
+    return scale * F.normalize(query, dim=-1) @ F.normalize(weight, dim=-1).mT
+
+
+def _flat(support: Tensor) -> tuple[Tensor, Tensor]:
+    """Support vectors (E, L·Z, D) and their one-hot classes (L·Z, L)."""
+    way, shot = support.shape[1:3]
+    return support.flatten(1, 2), torch.eye(way, dtype=support.dtype, device=support.device).repeat_interleave(shot, 0)

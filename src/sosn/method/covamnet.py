@@ -1,0 +1,59 @@
+"""CovaMNet: a class is the covariance of its local features."""
+
+from collections.abc import Sequence
+from typing import ClassVar, cast
+
+from torch import Tensor, nn
+
+from sosn.encoder import EncoderName
+from sosn.errors import UsageError
+from sosn.method.base import constructor_arguments
+from sosn.method.encoded import SoftmaxMethod
+from sosn.precision import full, full_precision
+from sosn.preprocessing import Polarity
+
+
+class CovaMNet(SoftmaxMethod):
+    """Li et al., "Distribution Consistency Based Covariance Metric Networks for Few-Shot Learning", AAAI 2019.
+
+    Taken: the covariance Σ of all local features of a class's shots, the covariance metric qᵀΣq of each centred local
+    feature of a query, a learnt weighting of positions, cross-entropy. Left out: dropout in that weighting, and the leaky
+    ReLU before it, which changes nothing as the metric is never negative; the encoder is the one that SoSN has.
+    """
+
+    name: ClassVar[str] = "covamnet"
+
+    def __init__(
+        self,
+        channels: int = 3,
+        input_size: int = 84,
+        encoder: EncoderName = "conv4",
+        encoder_width: int = 64,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        polarity: Polarity = "as_is",
+        mean_image: bool = False,
+    ) -> None:
+        super().__init__(constructor_arguments(locals()))
+        if self.map_side < 2:
+            raise UsageError(f"covamnet needs maps of 2 positions a side, not {self.map_side}: use larger images or conv4")
+        self.positions = nn.Linear(self.map_side**2, 1, bias=False)
+
+    def compare(self, support: Tensor, query: Tensor) -> Tensor:
+        local = support.flatten(-2).movedim(2, 3).flatten(3)  # (E, L, K, Z·N)
+        similarities = covariance_metric(query.flatten(-2), covariance(local))
+        return full(cast(Tensor, self.positions(similarities))).squeeze(-1)
+
+
+@full_precision
+def covariance(features: Tensor) -> Tensor:
+    """Unbiased covariance of feature vectors: (…, K, M) → (…, K, K)."""
+    centred = features - features.mean(-1, keepdim=True)
+    return centred @ centred.mT / (features.shape[-1] - 1)
+
+
+@full_precision
+def covariance_metric(query: Tensor, covariances: Tensor) -> Tensor:
+    """qᵀΣq of each centred local feature: (E, Q, K, N) and (E, L, K, K) → (E, Q, L, N)."""
+    centred = (query - query.mean(-1, keepdim=True)).unsqueeze(2)  # (E, Q, 1, K, N)
+    return (centred * (covariances.unsqueeze(1) @ centred)).sum(-2)

@@ -1,0 +1,63 @@
+"""DeepBDC: images as Brownian distance covariance matrices."""
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from sosn.encoder import EncoderName
+from sosn.method.base import constructor_arguments
+from sosn.method.encoded import SoftmaxMethod
+from sosn.metric import nearness
+from sosn.precision import full_precision
+from sosn.preprocessing import Polarity
+
+EPS = 1e-5  # keeps the square root differentiable
+
+
+class DeepBDC(SoftmaxMethod):
+    """Xie et al., "Joint Distribution Matters: Deep Brownian Distance Covariance for Few-Shot Classification", CVPR 2022.
+
+    Taken, from its Meta DeepBDC: the BDC matrix of a feature map with a learnt scale, its upper triangle as descriptor,
+    class means, inner products for one shot and minus squared distances for several, cross-entropy. Left out: ResNet
+    encoders, the 1×1 convolution that narrows their maps (ours are narrow), pre-training, STL DeepBDC.
+    """
+
+    name: ClassVar[str] = "deep_bdc"
+
+    def __init__(
+        self,
+        channels: int = 3,
+        input_size: int = 84,
+        encoder: EncoderName = "conv4",
+        encoder_width: int = 64,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        polarity: Polarity = "as_is",
+        mean_image: bool = False,
+    ) -> None:
+        super().__init__(constructor_arguments(locals()))
+        self.log_scale = nn.Parameter(torch.tensor(-math.log(2.0 * self.map_side**2)))
+
+    def compare(self, support: Tensor, query: Tensor) -> Tensor:
+        support, query = (upper_triangle(bdc(maps.flatten(-2), self.log_scale)) for maps in (support, query))
+        return nearness(query, support.mean(2), "inner" if support.shape[2] == 1 else "euclidean")
+
+
+@full_precision
+def bdc(features: Tensor, log_scale: Tensor) -> Tensor:
+    """Distances between channels, √(s·‖χₖ−χₗ‖²+ε), with the means of rows and columns taken away: (…, K, N) → (…, K, K)."""
+    inner = features @ features.mT
+    squares = inner.diagonal(dim1=-2, dim2=-1)
+    distances = (squares.unsqueeze(-1) + squares.unsqueeze(-2) - 2 * inner).clamp(min=0)
+    roots = (log_scale.exp() * distances + EPS).sqrt()
+    rows, columns = roots.mean(-1, keepdim=True), roots.mean(-2, keepdim=True)
+    return roots - rows - columns + rows.mean(-2, keepdim=True)
+
+
+def upper_triangle(matrices: Tensor) -> Tensor:
+    """Entries on and above the diagonal: (…, K, K) → (…, K·(K+1)/2)."""
+    row, column = torch.triu_indices(*matrices.shape[-2:], device=matrices.device)
+    return matrices[..., row, column]

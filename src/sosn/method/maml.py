@@ -1,0 +1,95 @@
+"""MAML: weights from which a few steps of gradient descent solve a new task."""
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sosn.encoder import EncoderName
+from sosn.episode import Episode
+from sosn.errors import UsageError
+from sosn.method.adaptation import Weights, classify_with, descend, for_each_episode, start
+from sosn.method.base import above_zero, at_least, constructor_arguments
+from sosn.method.encoded import SoftmaxMethod
+from sosn.preprocessing import Polarity
+
+
+class MAML(SoftmaxMethod):
+    """Finn, Abbeel & Levine, "Model-Agnostic Meta-Learning for Fast Adaptation of Deep Networks", ICML 2017.
+
+    Taken: encoder and linear head, steps of gradient descent on a task's support images, cross-entropy of the queries after
+    them; gradients through those steps, or not (first_order). The head has an output for each class, so an episode must
+    have as many classes as outputs and their order matters; head="shared" starts every class from the same learnt row
+    (Ye & Chao, "How to Train Your MAML to Excel in Few-Shot Classification", ICLR 2022), for any number of classes in any
+    order. Tasks of a batch are adapted all at once.
+
+    Batch norm: support images of a task are normalised by their own moments, its queries by the moments of the support
+    images under the same weights, in training as in evaluation (Bronskill et al., "TaskNorm", ICML 2020, call it MetaBN), so
+    queries do not help one another and running statistics are not used. The authors' way, queries by their own moments, is
+    statistics="batch". Left out: their strided encoder for Omniglot, regression, reinforcement learning.
+    """
+
+    name: ClassVar[str] = "maml"
+    adapts = True
+
+    def __init__(
+        self,
+        channels: int = 3,
+        input_size: int = 84,
+        encoder: EncoderName = "conv4_pooled",
+        encoder_width: int = 64,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        polarity: Polarity = "as_is",
+        mean_image: bool = False,
+        outputs: int = 5,
+        head: Literal["learned", "shared"] = "learned",
+        inner_steps: int = 5,
+        test_steps: int = 10,
+        inner_rate: float = 0.01,
+        first_order: bool = False,
+    ) -> None:
+        super().__init__(constructor_arguments(locals()))
+        at_least(2, outputs=outputs)
+        at_least(0, inner_steps=inner_steps, test_steps=test_steps)
+        above_zero(inner_rate=inner_rate)
+        if head not in ("learned", "shared"):
+            raise UsageError(f"head is {head!r}; choose learned or shared")
+        self.shared, self.outputs, self.first_order = head == "shared", outputs, first_order
+        self.inner_steps, self.test_steps, self.rate = inner_steps, test_steps, inner_rate
+        self.head = nn.Linear(self.features, 1 if self.shared else outputs)
+
+    def encode(self, images: Tensor) -> Tensor | None:
+        return None  # what it sees in an image depends on the task
+
+    def logits(self, episode: Episode, separately: bool = False) -> Tensor:
+        if not self.shared and episode.way != self.outputs:
+            raise UsageError(
+                f"the episode has {episode.way} classes and MAML's head {self.outputs} outputs: train with "
+                f"outputs={episode.way}, or with head=shared for any number"
+            )
+        weights = start(self.encoder.blocks, "blocks.") | start(self.head, "head.")
+        if self.shared:
+            weights |= {
+                name: weights[name].expand(episode.way, *weights[name].shape[1:]) for name in ("head.weight", "head.bias")
+            }
+        blocks = self.encoder.blocks
+        truth = torch.arange(episode.way, device=self.device).repeat_interleave(episode.shot)
+        steps = self.inner_steps if self.training else self.test_steps
+
+        def solve(support: Tensor, query: Tensor) -> Tensor:
+            """Logits of the queries of one task after descent."""
+
+            def loss(weights: Weights) -> Tensor:
+                return F.cross_entropy(classify_with(weights, blocks, support)[0], truth)
+
+            fast: Weights = weights
+            for _ in range(steps):
+                fast = descend(loss, fast, self.rate, self.first_order)
+            moments = None if separately else classify_with(fast, blocks, support)[1]
+            return classify_with(fast, blocks, query, moments)[0]
+
+        support, query = (images.unflatten(0, (len(episode), -1)) for images in self.images(episode))
+        return cast(Tensor, for_each_episode(solve, support, query))

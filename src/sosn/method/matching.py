@@ -1,0 +1,127 @@
+"""Matching Net: a query's label is a mixture of the labels of the support images it attends to."""
+
+from collections.abc import Sequence
+from typing import ClassVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sosn.encoder import EncoderName
+from sosn.episode import Episode
+from sosn.errors import UsageError
+from sosn.method.adaptation import Weights, descend, for_each_episode, run_with, running_moments, start
+from sosn.method.base import above_zero, at_least, constructor_arguments
+from sosn.method.encoded import SoftmaxMethod
+from sosn.metric import nearness
+from sosn.precision import full
+from sosn.preprocessing import Polarity
+
+
+class MatchingNet(SoftmaxMethod):
+    """Vinyals et al., "Matching Networks for One Shot Learning", NeurIPS 2016.
+
+    Taken: attention as softmax over cosines to all support images, the probability of a class as the attention its images
+    get, −log of it as loss (cross-entropy of these logits); with full_context, support vectors through a bidirectional LSTM
+    and query vectors through an LSTM that reads them by attention for some steps (the order of the support images then
+    matters); with fine_tune_steps, a few steps of descent of the encoder at test time, on support images matched with the
+    support set (the paper says that it fine-tunes, and little of how). scale multiplies cosines; the paper's is 1.
+    Left out: language. Fine-tuning with full context is refused.
+    """
+
+    name: ClassVar[str] = "matching"
+
+    def __init__(
+        self,
+        channels: int = 3,
+        input_size: int = 84,
+        encoder: EncoderName = "conv4_pooled",
+        encoder_width: int = 64,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        polarity: Polarity = "as_is",
+        mean_image: bool = False,
+        scale: float = 1.0,
+        full_context: bool = False,
+        context_steps: int = 5,
+        fine_tune_steps: int = 0,
+        fine_tune_rate: float = 0.01,
+    ) -> None:
+        super().__init__(constructor_arguments(locals()))
+        if full_context and fine_tune_steps:
+            raise UsageError("full_context and fine_tune_steps exclude one another: set fine_tune_steps=0")
+        at_least(1, context_steps=context_steps)
+        at_least(0, fine_tune_steps=fine_tune_steps)
+        above_zero(scale=scale, fine_tune_rate=fine_tune_rate)
+        self.scale, self.fine_tune_steps, self.fine_tune_rate = scale, fine_tune_steps, fine_tune_rate
+        self.context = FullContext(self.features, context_steps) if full_context else None
+        self.adapts = fine_tune_steps > 0
+
+    def logits(self, episode: Episode, separately: bool = False) -> Tensor:
+        if self.fine_tune_steps and not self.training:
+            return self._fine_tuned(episode)
+        return super().logits(episode, separately)
+
+    def encode(self, images: Tensor) -> Tensor | None:
+        return None if self.fine_tune_steps else super().encode(images)
+
+    def compare(self, support: Tensor, query: Tensor) -> Tensor:
+        support, query = support.flatten(-3), query.flatten(-3)
+        if self.context is not None:
+            support, query = self.context(support, query)
+        return self.attend(full(support), full(query))
+
+    def attend(self, support: Tensor, query: Tensor) -> Tensor:
+        """log Σ exp(scale·cosine) over the shots of each class: (E, L, Z, D) and (E, Q, D) → (E, Q, L).
+
+        Its softmax over classes is the attention that each class gets.
+        """
+        cosines = nearness(query, support.flatten(-3, -2), "cosine")  # (E, Q, L·Z)
+        by_shot: Tensor = (self.scale * cosines).unflatten(-1, support.shape[-3:-1])
+        return by_shot.logsumexp(-1)
+
+    def _fine_tuned(self, episode: Episode) -> Tensor:
+        """Logits after descent on −log P of each support image given the support set, for each task by itself."""
+        weights = start(self.encoder.blocks, "")
+        way, shot = episode.way, episode.shot
+        truth = torch.arange(way, device=self.device).repeat_interleave(shot)
+        blocks, moments = self.encoder.blocks, running_moments(self.encoder.blocks)
+
+        def embed(weights: Weights, images: Tensor) -> Tensor:
+            return full(run_with(weights, "", blocks, images, moments)[0].flatten(1))
+
+        def solve(support: Tensor, query: Tensor) -> Tensor:
+            def loss(weights: Weights) -> Tensor:
+                vectors = embed(weights, support)
+                return F.cross_entropy(self.attend(vectors.unflatten(0, (way, shot)), vectors), truth)
+
+            tuned: Weights = weights
+            for _ in range(self.fine_tune_steps):
+                tuned = descend(loss, tuned, self.fine_tune_rate, first_order=True)
+            return self.attend(embed(tuned, support).unflatten(0, (way, shot)), embed(tuned, query))
+
+        support, query = (images.unflatten(0, (len(episode), -1)) for images in self.images(episode))
+        return cast(Tensor, for_each_episode(solve, support, query))
+
+
+class FullContext(nn.Module):
+    """Embeddings that know the whole support set (the paper's appendix): (E, L, Z, D) and (E, Q, D), shapes are kept."""
+
+    def __init__(self, features: int, steps: int) -> None:
+        super().__init__()
+        self.steps = steps
+        self.around = nn.LSTM(features, features, batch_first=True, bidirectional=True)
+        self.read = nn.LSTMCell(2 * features, features)
+
+    def forward(self, support: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
+        sequence = support.flatten(1, 2)  # (E, L·Z, D)
+        forth, back = self.around(sequence)[0].chunk(2, -1)
+        context = full(sequence) + full(forth) + full(back)
+        flat = query.flatten(0, 1)
+        hidden, cell = torch.zeros_like(full(flat)), torch.zeros_like(full(flat))
+        for _ in range(self.steps):
+            attention = (hidden.view(query.shape) @ context.mT).softmax(-1)  # (E, Q, L·Z)
+            found = (attention @ context).flatten(0, 1)
+            hidden, cell = self.read(torch.cat((flat, found.to(flat.dtype)), -1), (hidden, cell))
+            hidden = full(hidden) + full(flat)
+        return context.view(support.shape), hidden.view(query.shape)

@@ -1,0 +1,124 @@
+"""Meta-Learner LSTM: an LSTM that learns how to change the weights of a classifier."""
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from sosn.encoder import EncoderName
+from sosn.episode import Episode
+from sosn.errors import UsageError
+from sosn.method.adaptation import Weights, classify_with, for_each_episode, start
+from sosn.method.base import at_least, constructor_arguments
+from sosn.method.encoded import SoftmaxMethod
+from sosn.precision import full, full_precision
+from sosn.preprocessing import Polarity
+
+RANGE = 10.0  # p of the scaling of gradients and losses: exponents down to −p are told apart
+
+
+class MetaLSTM(SoftmaxMethod):
+    """Ravi & Larochelle, "Optimization as a Model for Few-Shot Learning", ICLR 2017.
+
+    Taken: a classifier whose weights θ are the cell of an LSTM, θ ← f⊙θ − i⊙∇L on the support images, with gates f and i
+    from an LSTM over (∇L, L) that all weights share, their own last value and θ; learnt initial weights; the scaling of ∇L and
+    L; gradients are not differentiated through; 32 filters. The head has an output for each class, so an episode must have
+    as many classes as outputs, and their order matters. Tasks of a batch are solved all at once.
+
+    Left out: mini-batches of the support images (every step takes all). Batch norm: as in our MAML, queries are normalised by
+    the moments of the support images (theirs: the batch in training, running statistics at test time).
+    """
+
+    name: ClassVar[str] = "meta_lstm"
+    adapts = True
+
+    def __init__(
+        self,
+        channels: int = 3,
+        input_size: int = 84,
+        encoder: EncoderName = "conv4_pooled",
+        encoder_width: int = 32,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        polarity: Polarity = "as_is",
+        mean_image: bool = False,
+        outputs: int = 5,
+        hidden: int = 20,
+        inner_steps: int = 5,
+        initial_rate: float = 0.01,
+    ) -> None:
+        super().__init__(constructor_arguments(locals()))
+        at_least(2, outputs=outputs)
+        at_least(1, hidden=hidden)
+        at_least(0, inner_steps=inner_steps)
+        if not 0 < initial_rate < 1:
+            raise UsageError(f"initial_rate is {initial_rate}; it must lie between 0 and 1")
+        self.outputs, self.steps = outputs, inner_steps
+        self.head = nn.Linear(self.features, outputs)
+        self.watch = nn.LSTMCell(4, hidden)
+        self.keep, self.rate = nn.Linear(hidden + 2, 1), nn.Linear(hidden + 2, 1)  # of (h, θ, the gate's last value)
+        for gate, bias in ((self.keep, 5.0), (self.rate, math.log(initial_rate / (1 - initial_rate)))):
+            nn.init.uniform_(gate.weight, -0.01, 0.01)  # at first nearly plain descent
+            nn.init.constant_(gate.bias, bias)
+
+    def encode(self, images: Tensor) -> Tensor | None:
+        return None  # what it sees in an image depends on the task
+
+    def logits(self, episode: Episode, separately: bool = False) -> Tensor:
+        if episode.way != self.outputs:
+            raise UsageError(
+                f"the episode has {episode.way} classes and the classifier {self.outputs} outputs: train with "
+                f"outputs={episode.way}"
+            )
+        blocks = self.encoder.blocks
+        first = start(blocks, "blocks.") | start(self.head, "head.")
+        truth = torch.arange(episode.way, device=self.device).repeat_interleave(episode.shot)
+        support, query = (images.unflatten(0, (len(episode), -1)) for images in self.images(episode))
+
+        def weights_of(theta: Tensor) -> Weights:
+            parts = theta.split([weight.numel() for weight in first.values()])
+            return {name: part.view(weight.shape) for (name, weight), part in zip(first.items(), parts, strict=True)}
+
+        def loss(theta: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
+            value = F.cross_entropy(classify_with(weights_of(theta), blocks, images)[0], truth)
+            return value, value
+
+        def answer(theta: Tensor, support: Tensor, query: Tensor) -> Tensor:
+            weights = weights_of(theta)
+            moments = None if separately else classify_with(weights, blocks, support)[1]
+            return classify_with(weights, blocks, query, moments)[0]
+
+        theta = torch.cat([weight.flatten() for weight in first.values()]).expand(len(episode), -1)  # (E, P)
+        state: Gates | None = None
+        for _ in range(self.steps):
+            gradient, value = for_each_episode(torch.func.grad(loss, has_aux=True), theta.detach(), support)
+            theta, state = self.update(theta, gradient.detach(), value.detach(), state)
+        return cast(Tensor, for_each_episode(answer, theta, support, query))
+
+    def update(self, theta: Tensor, gradient: Tensor, loss: Tensor, state: "Gates | None") -> tuple[Tensor, "Gates"]:
+        """One step for weights (E, P), with their gradient (E, P) and loss (E,); state carries the LSTM and both gates."""
+        told = torch.cat((scaled(gradient), scaled(loss).unsqueeze(1).expand(*gradient.shape, 2)), -1)  # (E, P, 4)
+        flat = theta.reshape(-1, 1)
+        hidden, cell, keep, rate = (None, None, torch.ones_like(flat), torch.zeros_like(flat)) if state is None else state
+        hidden, cell = self.watch(told.flatten(0, 1), None if hidden is None or cell is None else (hidden, cell))
+        keep = torch.sigmoid(full(self.keep(torch.cat((full(hidden), flat, keep), -1))))
+        rate = torch.sigmoid(full(self.rate(torch.cat((full(hidden), flat, rate), -1))))
+        moved = keep * flat - rate * gradient.reshape(-1, 1)
+        return moved.view(theta.shape), (hidden, cell, keep, rate)
+
+
+Gates = tuple[Tensor | None, Tensor | None, Tensor, Tensor]  # hidden and cell state, and the last values of both gates
+
+
+@full_precision
+def scaled(values: Tensor) -> Tensor:
+    """Numbers of any magnitude as two of about 1 (Andrychowicz et al., NeurIPS 2016): (…,) → (…, 2).
+
+    (log|x|/p, sign x) where |x| ≥ e⁻ᵖ, else (−1, eᵖx).
+    """
+    large = values.abs() >= math.exp(-RANGE)
+    logarithm = torch.where(large, values.abs().clamp(min=math.exp(-RANGE)).log() / RANGE, -1.0)
+    return torch.stack((logarithm, torch.where(large, values.sign(), math.exp(RANGE) * values)), -1)

@@ -1,0 +1,71 @@
+"""Relation Net: a small network learns how to compare feature maps."""
+
+from collections.abc import Sequence
+from typing import ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from sosn.encoder import EncoderName
+from sosn.errors import UsageError
+from sosn.initialisation import initialise
+from sosn.layers import block, run
+from sosn.method.base import constructor_arguments
+from sosn.method.encoded import EncodedMethod
+from sosn.preprocessing import Polarity
+from sosn.relation import stack_pairs
+
+HIDDEN = 8  # units of the first fully connected layer
+
+
+class RelationNet(EncodedMethod):
+    """Sung et al., "Learning to Compare: Relation Network for Few-Shot Learning", CVPR 2018.
+
+    Taken: the encoder, the sum of the maps of a class's shots, class and query map stacked, the relation module, its
+    sigmoid as score, mean squared error, and the authors' initialisation. Its gradient clipping is the recipe's: clip=0.5
+    (theirs clips the two networks one by one). Left out: zero-shot learning and the deeper networks for it.
+    """
+
+    name: ClassVar[str] = "relation_net"
+
+    def __init__(
+        self,
+        channels: int = 3,
+        input_size: int = 84,
+        encoder: EncoderName = "conv4",
+        encoder_width: int = 64,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        polarity: Polarity = "as_is",
+        mean_image: bool = False,
+    ) -> None:
+        super().__init__(constructor_arguments(locals()))
+        self.relation = RelationModule(encoder_width, self.map_side)
+        initialise(self.relation)
+        self.relation.to(memory_format=torch.channels_last)
+
+    def compare(self, support: Tensor, query: Tensor) -> Tensor:
+        pairs = stack_pairs(support.sum(2), query)  # (E, Q, L, 2K, h, w)
+        return cast(Tensor, self.relation(pairs.flatten(0, 2))).view(pairs.shape[:3])
+
+
+class RelationModule(nn.Module):
+    """Two blocks of 3×3 convolution, batch norm, ReLU and 2×2 max-pooling, then FC 8, ReLU, FC 1: (B, 2K, h, w) → (B,).
+
+    Maps of 10 positions a side or more (84² images) are not padded: 19 → 8 → 3. Smaller ones (28²) are: 5 → 2 → 1. Refuses
+    maps of fewer than 4.
+    """
+
+    def __init__(self, width: int, side: int) -> None:
+        super().__init__()
+        padding = 0 if side >= 10 else 1
+        end = side
+        for _ in range(2):
+            end = (end - 2 + 2 * padding) // 2
+        if end < 1:
+            raise UsageError(f"the relation module needs maps of 4 positions a side, not {side}: use larger images or conv4")
+        self.blocks = nn.Sequential(*block(2 * width, width, padding, pool=True), *block(width, width, padding, pool=True))
+        self.head = nn.Sequential(nn.Flatten(), nn.Linear(width * end * end, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1))
+
+    def forward(self, pairs: Tensor) -> Tensor:
+        return cast(Tensor, self.head(run(self.blocks, pairs))).squeeze(-1)
