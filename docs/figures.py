@@ -1,5 +1,6 @@
 """Draw the figures of the documentation: python docs/figures.py"""
 
+import json
 from pathlib import Path
 
 import torch
@@ -7,6 +8,7 @@ from matplotlib.figure import Figure
 
 from sosn.data import open_bank
 from sosn.power_norm import maxexp, maxexp_pm, sigme
+from sosn.report.bench import save_bench_figure
 from sosn.report.sheet import class_rows, contact_sheet
 
 HERE = Path(__file__).parent
@@ -45,6 +47,13 @@ def power_norms(eta: float = 20.0, softness: float = 200.0) -> None:
     figure.savefig(HERE / "power-norms.png", dpi=110)
 
 
+def bench() -> None:
+    """Rates on a GPU, from the file that `sosn bench --out` wrote."""
+    document = json.loads((HERE.parent / "results" / "bench-h200.json").read_text("utf-8"))
+    save_bench_figure(document, HERE / "bench-h200.png")
+
+
 if __name__ == "__main__":
     glyphs()
     power_norms()
+    bench()

@@ -1,4 +1,4 @@
-"""Write the measured figures into README.md and rivals.md, from the files that commands wrote: python docs/readme.py"""
+"""Write the measured figures into README.md, rivals.md and speed.md, from the files that commands wrote: python docs/readme.py"""
 
 import json
 import re
@@ -52,6 +52,42 @@ def fill_rivals(text: str) -> str:
     return _put(text, "rivals", "\n" + "\n".join(["", seeds, "", *rows])[1:] + "\n")
 
 
+def fill_speed(text: str) -> str:
+    """The page on speed with the tables of every benchmark that was kept."""
+    parts: list[str] = []
+    for path in sorted((ROOT / "results").glob("bench-*.json")):
+        told = _read(f"results/{path.name}")
+        parts += [
+            f"### {told['machine']}", "",
+            f"`{path.name}`: sosn {told['versions']['sosn']}, torch {told['versions']['torch']}; a large matrix product runs at "
+            f"{told['peak_tflops']:.3g} TFLOP/s.", "",
+            "| training, an episode | contender | engine is faster by | episodes/s | pairs/s | of the floor | peak GiB |",
+            "|---|---|---|---|---|---|---|",
+        ]  # fmt: skip
+        for row in told["training"]:
+            for name, rate in row["episodes_per_second"].items():
+                ratio, share, memory = (
+                    found.get(key)
+                    for found, key in (
+                        (row["ratios"], f"engine / {name}"),
+                        (row["share_of_floor"], name),
+                        (row["peak_gib"], name),
+                    )
+                )
+                cells = [row["shape"], name, f"{ratio:.1f}×" if ratio else "", f"{rate:.3g}" if rate < 1000 else f"{rate:.0f}"]
+                cells += [f"{row['pairs_per_second'][name]:,.0f}", f"{100 * share:.1f}%" if share else ""]
+                parts.append(f"| {' | '.join([*cells, f'{memory:.2f}' if memory else ''])} |")
+        parts += ["", "| evaluation, an episode | contender | ms |", "|---|---|---|"]
+        for row in told["evaluation"]:
+            parts += [f"| {row['shape']} | {name} | {1e3 * s:.1f} |" for name, s in row["seconds_per_episode"].items()]
+        parts += ["", "| growth with | ms to train an episode |", "|---|---|"]
+        for name, rows in told["growth"].items():
+            costs = ", ".join(f"{one['shape']}: {one['ms_per_episode']:.1f}" for one in rows)
+            parts.append(f"| {name} | {costs} |")
+        parts.append("")
+    return _put(text, "bench", "\n" + "\n".join(parts))
+
+
 def _ahead(by_seed: list[float]) -> str:
     return f"{sum(difference > 0 for difference in by_seed)} of {len(by_seed)}"
 
@@ -82,5 +118,5 @@ def _put(text: str, name: str, value: str) -> str:
 
 
 if __name__ == "__main__":
-    for page, write in (("README.md", fill), ("docs/rivals.md", fill_rivals)):
+    for page, write in (("README.md", fill), ("docs/rivals.md", fill_rivals), ("docs/speed.md", fill_speed)):
         (ROOT / page).write_text(write((ROOT / page).read_text("utf-8")), "utf-8")

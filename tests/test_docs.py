@@ -22,6 +22,13 @@ def test_the_page_on_rivals_shows_the_measured_figures() -> None:
     assert fill(text) == text, "run python docs/readme.py"
 
 
+def test_the_page_on_speed_shows_the_measured_figures() -> None:
+    fill = runpy.run_path(str(ROOT / "docs" / "readme.py"))["fill_speed"]
+    text = (ROOT / "docs" / "speed.md").read_text("utf-8")
+    assert fill(text) == text, "run python docs/readme.py"
+    assert "NVIDIA H200" in text
+
+
 def test_the_page_on_rivals_names_every_method_and_says_what_it_declares() -> None:
     text = (ROOT / "docs" / "rivals.md").read_text("utf-8")
     for name, method in METHODS.items():

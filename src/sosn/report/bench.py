@@ -15,8 +15,8 @@ def bench_figure(document: dict[str, Any]) -> Figure:
     for axis, row in zip(axes, document["training"], strict=True):
         rates = row["episodes_per_second"]
         bars = axis.barh(list(rates), list(rates.values()), color=[colours.get(name, "#1b2a41") for name in rates])
-        axis.bar_label(bars, fmt="%.3g", padding=3)
-        axis.set(title=row["shape"], xlabel="episodes/s", xscale="log", xmargin=0.25)
+        axis.bar_label(bars, fmt=lambda rate: f"{rate:.3g}" if rate < 1000 else f"{rate:.0f}", padding=3)
+        axis.set(title=row["shape"], xlabel="episodes/s", xscale="log", xlim=(None, 8 * max(rates.values())))
         axis.invert_yaxis()
         if axis is not axes[0] and len(rates) == len(document["training"][0]["episodes_per_second"]):
             axis.set_yticklabels([])
@@ -24,7 +24,7 @@ def bench_figure(document: dict[str, Any]) -> Figure:
     for axis, (name, rows) in zip(below, document["growth"].items(), strict=True):
         values = [_varied(name, row["shape"]) for row in rows]
         axis.plot(values, [row["ms_per_episode"] for row in rows], "o-", color="#1b2a41")
-        axis.set(xlabel=name, title=f"{rows[0]['shape']} and more", ylim=(0, None))
+        axis.set(xlabel=name, title=f"{rows[0]['shape']} and more", ylim=(0, 1.1 * max(row["ms_per_episode"] for row in rows)))
     below[0].set_ylabel("ms to train an episode")
     figure.suptitle(f"sosn bench on {document['machine']}")
     return figure
