@@ -1,4 +1,4 @@
-"""Write the measured figures into README.md, rivals.md and speed.md, from the files that commands wrote: python docs/readme.py"""
+"""Write measured figures into README.md, rivals.md and speed.md, from the files that commands wrote: python docs/readme.py"""
 
 import json
 import re
@@ -59,8 +59,8 @@ def fill_speed(text: str) -> str:
         told = _read(f"results/{path.name}")
         parts += [
             f"### {told['machine']}", "",
-            f"`{path.name}`: sosn {told['versions']['sosn']}, torch {told['versions']['torch']}; a large matrix product runs at "
-            f"{told['peak_tflops']:.3g} TFLOP/s.", "",
+            f"`{path.name}`: sosn {told['versions']['sosn']}, torch {told['versions']['torch']}; a large matrix product "
+            f"runs at {told['peak_tflops']:.3g} TFLOP/s.", "",
             "| training, an episode | contender | engine is faster by | episodes/s | pairs/s | of the floor | peak GiB |",
             "|---|---|---|---|---|---|---|",
         ]  # fmt: skip

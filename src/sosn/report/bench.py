@@ -16,7 +16,7 @@ def bench_figure(document: dict[str, Any]) -> Figure:
         rates = row["episodes_per_second"]
         bars = axis.barh(list(rates), list(rates.values()), color=[colours.get(name, "#1b2a41") for name in rates])
         axis.bar_label(bars, fmt=lambda rate: f"{rate:.3g}" if rate < 1000 else f"{rate:.0f}", padding=3)
-        axis.set(title=row["shape"], xlabel="episodes/s", xscale="log", xlim=(None, 8 * max(rates.values())))
+        axis.set(title=row["shape"], xlabel="episodes/s", xscale="log", xlim=(min(rates.values()) / 4, 8 * max(rates.values())))
         axis.invert_yaxis()
         if axis is not axes[0] and len(rates) == len(document["training"][0]["episodes_per_second"]):
             axis.set_yticklabels([])
