@@ -20,8 +20,8 @@ from sosn.recipe import RECIPE_FILE, load_recipe, override
 from sosn.report import write_report
 from sosn.seeding import generator
 from sosn.training import Progress, train
-from sosn.training.loop import open_split
 from sosn.training.run import METRICS_FILE
+from sosn.training.setup import open_split
 
 RECIPE = "glyphs-5w1s"
 TEST_EPISODES = 150
