@@ -90,7 +90,8 @@ def run_demo(out: Path, progress: Progress, overrides: Sequence[str] = ()) -> De
         out / "report.html", recipe, trained.method, bank, metrics, test, pixels, episode, scores, names, trained.seconds
     )
     result = DemoResult(test, pixels, answers, report, time.monotonic() - began)
-    write_atomically(out / MARK, (json.dumps(result.to_json(), indent=2) + "\n").encode())
+    kept = result.to_json() | {"report": report.name}  # beside it, wherever the folder goes
+    write_atomically(out / MARK, (json.dumps(kept, indent=2) + "\n").encode())
     return result
 
 
