@@ -418,7 +418,7 @@ def test_classes_that_were_trained_on_are_not_evaluated_as_new(tmp_path: Path) -
     trained = json.loads((tmp_path / "run" / "run.json").read_text())["data"]["train"]["classes"]
     for label in {path.name for path in (tmp_path / "photos").iterdir()} - set(trained):
         shutil.rmtree(tmp_path / "photos" / label)  # some of those that are left become val and test
-    with pytest.raises(DataError, match="were trained on"):
+    with pytest.raises(DataError, match="was trained on"):
         evaluate_model(str(tmp_path / "run"), ["split=val", "way=2", "device=cpu"])
 
 
@@ -427,3 +427,22 @@ def test_a_folder_is_found_again_from_another_place(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     recipe = override(load_recipe("glyphs-5w1s"), ["data=folder:photos"])
     assert recipe.data.name == f"folder:{tmp_path / 'photos'}"
+
+
+def test_other_options_do_not_bring_trained_classes_into_a_test(tmp_path: Path) -> None:
+    train(folder_recipe(photos(tmp_path / "photos", 20)), tmp_path / "run")
+    with pytest.raises(DataError, match="was trained on"):
+        evaluate_model(str(tmp_path / "run"), ["data.split_seed=1", "split=test", "way=2", "device=cpu"])
+    few = ("data.characters=6", "data.drawings=8", "way=2", "query=2", "episodes=2", "device=cpu")
+    with pytest.raises(DataError, match="'glyphs' was trained on"):
+        evaluate_model("glyphs", ["split=test", "data.alphabets=20", *few])
+    assert evaluate_model("glyphs", ["split=test", "data.alphabets=20", "data.seed=5", *few])[0].episodes == 2
+
+
+def test_the_mean_image_of_training_in_all_turns_has_no_side() -> None:
+    bank = open_bank("glyphs", "train", alphabets=10, characters=6, drawings=8)
+    model = build(tiny("mean_image=true", "rotate=episode", "standardise=false"), bank)
+    mean = model.preprocessing.state_dict()["mean_image"]
+    torch.testing.assert_close(mean, mean.rot90(1, (-2, -1)), rtol=0, atol=1e-6)
+    plain = build(tiny("mean_image=true", "standardise=false"), bank).preprocessing.state_dict()["mean_image"]
+    assert not torch.allclose(plain, plain.rot90(1, (-2, -1)))
