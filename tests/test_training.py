@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +17,10 @@ from safetensors.torch import load_file
 
 import sosn
 from sosn.data import open_bank
+from sosn.episode import Episode
 from sosn.errors import CheckpointError, DataError, SosnError, TrainingError, UsageError
 from sosn.evaluation import Evaluation
+from sosn.kernel import enabled
 from sosn.method.base import batch_norms
 from sosn.models import load_with_recipe
 from sosn.recipe import Recipe, TrainingSection, load_recipe, override
@@ -446,3 +449,43 @@ def test_the_mean_image_of_training_in_all_turns_has_no_side() -> None:
     torch.testing.assert_close(mean, mean.rot90(1, (-2, -1)), rtol=0, atol=1e-6)
     plain = build(tiny("mean_image=true", "standardise=false"), bank).preprocessing.state_dict()["mean_image"]
     assert not torch.allclose(plain, plain.rot90(1, (-2, -1)))
+
+
+def test_validation_and_report_have_episodes_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sosn.training import loop
+    from sosn.training import trainer as judging
+
+    seeds: list[tuple[str, int]] = []
+    for name, module in (("selection", judging), ("report", loop)):
+        known = module.evaluate
+
+        def watched(*sizes: object, name: str = name, known: Any = known, **others: object) -> Evaluation:
+            seeds.append((name, int(str(sizes[6]))))
+            result: Evaluation = known(*sizes, **others)
+            return result
+
+        monkeypatch.setattr(module, "evaluate", watched)
+    train(tiny("steps=2", "every=1", "val_seed=7", "report_seed=9"), tmp_path / "run")
+    assert seeds == [("selection", 7), ("selection", 7), ("report", 9)]
+
+
+def test_clipping_augmentation_and_engine_reach_the_step(tmp_path: Path) -> None:
+    plain, clipped = (Trainer(tiny(*words), Run(tmp_path), Silent()) for words in ((), ("clip=1e-12", "warmup=0")))
+    before = [weight.detach().clone() for weight in clipped.method.parameters()]
+    clipped.advance()
+    moved = max((old - new).abs().max().item() for old, new in zip(before, clipped.method.parameters(), strict=True))
+    assert moved < 1e-5  # Adam would take steps of 1e-3
+    turned = Trainer(tiny("flip=true", "translate=0.2", "engine=plain"), Run(tmp_path), Silent())
+    assert not torch.equal(plain.episode("train", 0).query.float(), turned.episode("train", 0).query.float() * 255)
+    seen: list[bool] = []
+    for trainer in (plain, turned):
+        take = trainer.take
+
+        def watched(episode: Episode, take: Any = take) -> torch.Tensor:
+            seen.append(enabled())
+            result: torch.Tensor = take(episode)
+            return result
+
+        trainer.learn = watched
+        trainer.advance()
+    assert seen == [True, False]
