@@ -43,7 +43,8 @@ class Run:
         """Refuse a folder that holds a run already."""
         if (self.folder / RECIPE_FILE).exists():
             raise UsageError(
-                f"{str(self.folder)!r} holds a run already: add --resume to go on with it, or choose another --out"
+                f"{str(self.folder)!r} holds a run already: add --resume to go on with it if it has stopped, or choose another "
+                "--out"
             )
 
     def check_same(self, recipe: Recipe) -> None:
