@@ -76,18 +76,21 @@ class Run:
         about: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
         return about
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Make the folder, and refuse a second process in it, as far as the system can tell."""
-        if not self.writes:
-            yield
-            return
+    def _make_folder(self) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SosnError(
                 f"cannot make the run folder {str(self.folder)!r} ({error.strerror}): choose another --out"
             ) from error
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Make the folder, and refuse a second process in it, as far as the system can tell."""
+        if not self.writes:
+            yield
+            return
+        self._make_folder()
         try:
             import fcntl
         except ImportError:  # not a Unix
@@ -102,7 +105,8 @@ class Run:
             yield
 
     def create(self, recipe: Recipe, data: dict[str, Any]) -> None:
-        """Say in the folder what runs, on which images."""
+        """Make the folder, unless it is there, and say in it what runs, on which images."""
+        self._make_folder()
         about = {
             "seed": recipe.seed,
             "versions": {"sosn": sosn.__version__, "torch": torch.__version__, "python": platform.python_version()},

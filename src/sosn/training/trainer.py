@@ -52,12 +52,9 @@ class Trainer:
             try:
                 EpisodeSampler(self.val_bank, recipe.val_way, recipe.val_shot, recipe.validation.val_query)
             except DataError as error:
-                advice = (
-                    str(error)
-                    .replace("lower way", "lower val_way")
-                    .replace("lower shot or query", "lower val_shot or val_query")
-                )
-                raise DataError(f"for validation: {advice}") from error
+                said = str(error).replace("lower way", "lower way, or set val_way")
+                said = said.replace("lower shot or query", "set val_shot or val_query lower")
+                raise DataError(f"for validation: {said}") from error
         self.method = build(recipe, train_bank).to(device)
         if not self.method.parameter_count():
             raise UsageError(f"method {recipe.model.method!r} has nothing to train")
