@@ -14,7 +14,7 @@ from pathlib import Path
 from sosn.confidence import CALIBRATION_FILE, measure
 from sosn.device import resolve_device
 from sosn.models import load_with_recipe, model_path, shipped_models
-from sosn.training.loop import open_split
+from sosn.training.setup import open_split
 
 
 def main() -> None:

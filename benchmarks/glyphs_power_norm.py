@@ -23,7 +23,7 @@ from sosn.device import machine
 from sosn.evaluation import Evaluation, compare, evaluate
 from sosn.recipe import load_recipe, override
 from sosn.training import train
-from sosn.training.loop import open_split
+from sosn.training.setup import open_split
 
 RECIPE = "glyphs-5w1s"
 

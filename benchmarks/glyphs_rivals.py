@@ -32,7 +32,7 @@ from sosn.method import Method, NearestPixels, NearestPrototype
 from sosn.recipe import Recipe, load_recipe, override
 from sosn.tasks import EvaluationSettings
 from sosn.training import train
-from sosn.training.loop import open_split
+from sosn.training.setup import open_split
 
 RECIPE = "glyphs-5w1s"
 QUICK = "steps=30 every=30 val_episodes=4 report_episodes=4 alphabets=20 characters=12 drawings=20".split()

@@ -195,7 +195,7 @@ def test_bad_images_are_named(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_an_interrupted_training_says_how_to_go_on(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from sosn.training.loop import Trainer
+    from sosn.training.trainer import Trainer
 
     advance = Trainer.advance
 

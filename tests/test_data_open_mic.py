@@ -17,7 +17,7 @@ from sosn.data.check import check
 from sosn.data.open_mic import EXHIBITIONS, UNIONS, scan_open_mic
 from sosn.errors import DataError, MissingSplitError, UsageError
 from sosn.recipe import load_recipe, override
-from sosn.training.loop import build
+from sosn.training.setup import build
 
 PROTOCOL_2: dict[str, Any] = {"train_domain": "source", "test_domain": "target", "size": 8}
 

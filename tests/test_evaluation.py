@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import sosn
 from sosn.data import Bank
+from sosn.device import check_bf16
 from sosn.episode import Episode
 from sosn.errors import DataError, UsageError
 from sosn.evaluation import Evaluation, compare, evaluate, mean_ci95
@@ -381,3 +382,27 @@ def test_encoding_every_image_once_changes_no_figure(monkeypatch: pytest.MonkeyP
     assert sum(encoded) <= len(bank)  # not 20 episodes × 18 images
     monkeypatch.setattr(evaluation, "MEMORY", 0)
     assert evaluate(model, bank, way=3, shot=2, query=4, episodes=20) == once
+
+
+def test_the_engine_answers_as_the_plain_layers_do() -> None:
+    from sosn.tasks import evaluate_model
+
+    words = "way=5 shot=1 query=5 episodes=20 device=cpu data.alphabets=10 data.characters=8 data.drawings=8".split()
+    ours, theirs = (evaluate_model("glyphs", [*words, f"engine={name}"])[0] for name in ("auto", "plain"))
+    assert ours.per_episode == theirs.per_episode  # 500 answers; one in a thousand may differ
+    assert ours.fingerprint == theirs.fingerprint
+
+
+def test_half_precision_is_used_where_the_processor_can_and_refused_elsewhere() -> None:
+    from sosn.tasks import evaluate_model
+
+    words = "way=5 shot=1 query=5 episodes=20 device=cpu data.alphabets=10 data.characters=8 data.drawings=8".split()
+    exact, _ = evaluate_model("glyphs", words)
+    try:
+        check_bf16()
+    except UsageError:
+        with pytest.raises(UsageError, match="use precision=fp32"):
+            evaluate_model("glyphs", [*words, "precision=bf16"])
+        return
+    coarse, _ = evaluate_model("glyphs", [*words, "precision=bf16"])
+    assert coarse.accuracy == pytest.approx(exact.accuracy, abs=0.01)

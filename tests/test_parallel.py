@@ -15,7 +15,7 @@ import sosn
 from sosn.errors import UsageError
 from sosn.evaluation import evaluate
 from sosn.training import train
-from sosn.training.loop import make_fabric
+from sosn.training.setup import make_fabric
 from test_training import TINY, same, tiny, weights
 
 WORDS = ("steps=4", "every=4", "episodes_per_step=4", "val_episodes=7")
@@ -27,7 +27,9 @@ import torch
 from safetensors.torch import save_file
 sys.path.insert(0, sys.argv[1])
 from sosn.evaluation import evaluate
-from sosn.training.loop import Silent, Trainer, make_fabric
+from sosn.training import Silent
+from sosn.training.setup import make_fabric
+from sosn.training.trainer import Trainer
 from sosn.training.run import Run
 from test_training import tiny
 
@@ -80,8 +82,9 @@ def test_weights_stay_the_same_on_all_processes(watched: list[dict[str, torch.Te
 
 
 def test_processes_share_the_episodes_of_a_step(watched: list[dict[str, torch.Tensor]]) -> None:
-    from sosn.training.loop import Silent, Trainer
+    from sosn.training import Silent
     from sosn.training.run import Run
+    from sosn.training.trainer import Trainer
 
     alone = Trainer(tiny("episodes_per_step=4"), Run(Path()), Silent())
     for number in range(3):

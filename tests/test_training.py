@@ -24,9 +24,12 @@ from sosn.recipe import Recipe, TrainingSection, load_recipe, override
 from sosn.tasks import evaluate_model
 from sosn.training import train
 from sosn.training.calibration import recalibrate, update_average
-from sosn.training.loop import Silent, Trainer, build, report
+from sosn.training.loop import report
+from sosn.training.progress import Silent
 from sosn.training.run import Run
 from sosn.training.schedule import learning_rate
+from sosn.training.setup import build
+from sosn.training.trainer import Trainer
 
 TINY = "alphabets=10 characters=6 drawings=8 query=1 episodes_per_step=1 val_query=2 val_episodes=3 report_episodes=3".split()
 TINY += "recalibrate=2 warmup=2 learning_rate=0.001 device=cpu".split()
@@ -146,7 +149,7 @@ def test_the_best_weights_are_kept_not_the_last(tmp_path: Path) -> None:
 
 
 def test_test_classes_are_never_opened_in_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sosn.training import loop
+    from sosn.training import setup
 
     opened: list[str] = []
 
@@ -154,7 +157,7 @@ def test_test_classes_are_never_opened_in_training(tmp_path: Path, monkeypatch: 
         opened.append(split)
         return open_bank(name, split, min_images, **options)
 
-    monkeypatch.setattr(loop, "open_bank", watch)
+    monkeypatch.setattr(setup, "open_bank", watch)
     train(tiny("steps=2", "every=2"), tmp_path / "run")
     assert opened == ["train", "val"]
 

@@ -17,8 +17,9 @@ from sosn.data import prepared
 from sosn.data.catalog import prepare_dataset
 from sosn.errors import UsageError
 from sosn.recipe import Recipe, load_recipe, override
-from sosn.training.loop import Silent, Trainer
+from sosn.training import Silent
 from sosn.training.run import Run
+from sosn.training.trainer import Trainer
 
 WORDS = "alphabets=10 characters=6 drawings=8 query=1 episodes_per_step=2 val_query=2 val_episodes=3 report_episodes=3".split()
 WORDS += "recalibrate=2 warmup=0 device=cpu steps=6 every=3 rotate=episode translate=0.1".split()

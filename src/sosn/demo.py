@@ -20,8 +20,8 @@ from sosn.recipe import RECIPE_FILE, load_recipe, override
 from sosn.report import write_report
 from sosn.seeding import generator
 from sosn.training import Progress, train
-from sosn.training.loop import open_split
 from sosn.training.run import METRICS_FILE
+from sosn.training.setup import open_split
 
 RECIPE = "glyphs-5w1s"
 TEST_EPISODES = 150
@@ -90,7 +90,8 @@ def run_demo(out: Path, progress: Progress, overrides: Sequence[str] = ()) -> De
         out / "report.html", recipe, trained.method, bank, metrics, test, pixels, episode, scores, names, trained.seconds
     )
     result = DemoResult(test, pixels, answers, report, time.monotonic() - began)
-    write_atomically(out / MARK, (json.dumps(result.to_json(), indent=2) + "\n").encode())
+    kept = result.to_json() | {"report": report.name}  # beside it, wherever the folder goes
+    write_atomically(out / MARK, (json.dumps(kept, indent=2) + "\n").encode())
     return result
 
 

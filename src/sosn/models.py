@@ -66,7 +66,7 @@ def calibration_of(name_or_path: str | Path) -> Calibration | None:
     """The measured confidence of a shipped model, from its card, or of a run folder; None where none was measured."""
     path = model_path(str(name_or_path))
     if path.parent == _shelf():
-        table = model_card(path.stem).get("calibration")
+        table = shipped_models().get(path.stem, {}).get("calibration")
         return None if table is None else Calibration.from_json(table)
     return read_calibration(path.parent / CALIBRATION_FILE)
 

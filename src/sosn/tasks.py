@@ -10,10 +10,11 @@ import torch
 
 from sosn.data import Bank, leave_out_small, open_bank
 from sosn.data.sampler import Within, alphabets
-from sosn.device import resolve_device
+from sosn.device import check_bf16, resolve_device
 from sosn.errors import DataError, SosnWarning, UsageError
 from sosn.evaluation import Evaluation, evaluate
 from sosn.importing import write_model
+from sosn.kernel import engine
 from sosn.kind import THUMBNAIL, choose_model, kind_of
 from sosn.method.base import Method, Statistics
 from sosn.models import load_with_recipe, shipped_models
@@ -39,6 +40,8 @@ class EvaluationSettings:
     data: str = "glyphs"
     device: str = "auto"
     within: Within = None
+    precision: Literal["fp32", "bf16"] = "fp32"
+    engine: Literal["auto", "plain"] = "auto"
 
 
 def evaluate_model(
@@ -72,11 +75,15 @@ def open_evaluated(recipe: Recipe, settings: EvaluationSettings, say: Callable[[
 def evaluate_with(
     method: Method, bank: Bank, settings: EvaluationSettings, progress: Callable[[int, int], None] | None = None
 ) -> Evaluation:
-    """Evaluate a method on the device of the settings."""
-    return evaluate(
-        method.to(resolve_device(settings.device)), bank, settings.way, settings.shot, settings.query, settings.episodes,
-        settings.seed, settings.statistics, progress, settings.within,
-    )  # fmt: skip
+    """Evaluate a method on the device of the settings, in their precision."""
+    device, half = resolve_device(settings.device), settings.precision == "bf16"
+    if half and device.type == "cpu":
+        check_bf16()
+    with engine(settings.engine), torch.autocast(device.type, torch.bfloat16, enabled=half):
+        return evaluate(
+            method.to(device), bank, settings.way, settings.shot, settings.query, settings.episodes, settings.seed,
+            settings.statistics, progress, settings.within,
+        )  # fmt: skip
 
 
 def check_unseen(model: str, trained: Recipe, recipe: Recipe, bank: Bank, split: str) -> None:

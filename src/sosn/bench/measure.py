@@ -1,9 +1,11 @@
 """Timings: contenders take turns, so that what else the machine does falls on all of them alike."""
 
 import gc
+import os
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -77,6 +79,8 @@ def _training(shape: Shape, device: torch.device, peak: float, quick: bool) -> d
         "vectorised": (episodes, partial(training_step, shape, episodes, device, bf16, "plain")),
         "engine": (episodes, partial(training_step, shape, episodes, device, bf16, "auto")),
     }
+    if _memory(shape) > 0.5 * _available(device):  # of pairs whose whole maps are kept; the engine keeps pooled ones
+        makers = {"engine": makers["engine"]}
     if device.type == "cuda" and shape.pairs <= 1_000:
         makers["engine, many episodes"] = (MANY, partial(training_step, shape, MANY, device, bf16, "auto"))
     if has_easyfsl():
@@ -149,12 +153,31 @@ def _take_turns(
     return {name: statistics.median(times) for name, times in turns.items()}, memory
 
 
+def _memory(shape: Shape) -> float:
+    """Bytes that one episode's maps of the similarity net's first block take, a few of them, in single precision."""
+    return 5 * 4 * 64 * 62**2 * shape.pairs
+
+
+def _available(device: torch.device) -> float:
+    """Bytes of memory."""
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) if hasattr(os, "sysconf") else 8e9
+
+
 def _work(shape: Shape, device: torch.device) -> float:
-    """Floating-point operations of one training episode, forward and backward, as the plain layers do them."""
-    model, episode = shape.model(device).train(), shape.episode(1, device)
-    with FlopCounterMode(display=False) as counter, engine("plain"):
-        model.loss(episode).backward()
-    return float(counter.get_total_flops())
+    """Floating-point operations of one training episode, forward and backward, as the plain layers do them.
+
+    They grow by the same number with every query a class, so one and two are enough to know.
+    """
+    counts = []
+    for query in (1, 2):
+        small = replace(shape, query=query)
+        model, episode = small.model(device).train(), small.episode(1, device)
+        with FlopCounterMode(display=False) as counter, engine("plain"):
+            model.loss(episode).backward()
+        counts.append(float(counter.get_total_flops()))
+    return counts[0] + (shape.query - 1) * (counts[1] - counts[0])
 
 
 def _peak(device: torch.device, quick: bool) -> float:

@@ -113,7 +113,8 @@ def eval(
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="way, shot, query, episodes, seed, statistics=running|batch, split=val|test, within=alphabet, data, device.",
+            help="way, shot, query, episodes, seed, statistics=running|batch, split=val|test, within=alphabet, data, device, "
+            "precision=fp32|bf16, engine=auto|plain.",
         ),
     ] = None,
     as_json: AsJson = False,

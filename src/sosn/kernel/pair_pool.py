@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from sosn.kernel import on_triton
 from sosn.precision import full
 
-QUERIES = 2  # of an episode that the CPU takes at once: their maps stay in fast memory
+QUERIES = 4  # of an episode that the CPU takes at once: their maps stay in fast memory
 
 
 def plain(
@@ -100,11 +100,10 @@ def _side_moments(maps: Tensor) -> tuple[Tensor, Tensor]:
         from sosn.kernel.triton_pair_pool import side_moments
 
         return side_moments(maps)
-    rows = full(maps).permute(0, 1, 3, 4, 2).flatten(2)  # (E, M, H·W·C), as they lie in memory
+    rows = _as_it_lies(full(maps))
     mean = rows.mean(1)
     var = (rows - mean.unsqueeze(1)).square_().mean(1)
-    shape = (len(maps), *maps.shape[-2:], maps.shape[2])
-    return mean.view(shape).movedim(-1, -3), var.view(shape).movedim(-1, -3)
+    return mean.movedim(-1, -3), var.movedim(-1, -3)
 
 
 def _forward(support: Tensor, query: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
@@ -144,12 +143,17 @@ def _backward(
         pooled, winners = F.max_pool2d(flat, 2, return_indices=True)
         passed = torch.where(pooled > 0, gradient[:, rows].flatten(0, 2), 0.0).contiguous(memory_format=torch.channels_last)
         spread = torch.ops.aten.max_pool2d_with_indices_backward(passed, flat, [2], [2], [0], [1], False, winners)
-        spread = spread.unflatten(0, maps.shape[:3])
-        d_support += spread.sum(1)
-        d_query[:, rows] = spread.sum(2)
-    total = d_support.sum((0, 1, 3, 4))
-    product = (d_support * support).sum((0, 1, 3, 4)) + (d_query * query).sum((0, 1, 3, 4))
-    return d_support, d_query, total, product
+        spread = _as_it_lies(spread.unflatten(0, maps.shape[:3]))
+        d_support += spread.sum(1).movedim(-1, -3)
+        d_query[:, rows] = spread.sum(2).movedim(-1, -3)
+    total = _as_it_lies(d_support).flatten(0, -2).sum(0)
+    products = (_as_it_lies(side).flatten(0, -2).sum(0) for side in (d_support * support, d_query * query))
+    return d_support, d_query, total, sum(products, torch.zeros_like(total))
+
+
+def _as_it_lies(maps: Tensor) -> Tensor:
+    """Maps (…, C, H, W) in the order of their memory, (…, H, W, C), in which the CPU adds up fastest."""
+    return maps.movedim(-3, -1)
 
 
 def _spread(

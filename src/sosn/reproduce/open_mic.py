@@ -16,8 +16,10 @@ from sosn.files import write_atomically
 from sosn.models import load
 from sosn.recipe import RECIPE_FILE, Recipe, load_recipe, override
 from sosn.reproduce.paper import EXHIBITIONS, OPEN_MIC_1, OPEN_MIC_2, PAIRS, PaperRow
-from sosn.training.loop import Progress, Silent, Trainer, open_split, train
+from sosn.training import Progress, Silent, train
 from sosn.training.run import Run
+from sosn.training.setup import open_split
+from sosn.training.trainer import Trainer
 
 PAPER = {"open-mic-1": OPEN_MIC_1, "open-mic-2": OPEN_MIC_2}
 WAYS: dict[str, tuple[int, ...]] = {"open-mic-1": (5, 20), "open-mic-2": (5, 20, 30)}

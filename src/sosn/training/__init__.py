@@ -1,5 +1,6 @@
 """Training: one readable loop, its schedule, its run folder."""
 
-from sosn.training.loop import Progress, TrainingResult, train
+from sosn.training.loop import TrainingResult, train
+from sosn.training.progress import Progress, Silent
 
-__all__ = ["Progress", "TrainingResult", "train"]
+__all__ = ["Progress", "Silent", "TrainingResult", "train"]

@@ -1,0 +1,76 @@
+"""What a recipe names, made: its images, its method, its optimiser, its processes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+
+from sosn.data import Bank, leave_out_small, open_bank
+from sosn.device import check_bf16, resolve_device
+from sosn.errors import UsageError
+from sosn.method import Method, method_class
+from sosn.recipe import Recipe
+from sosn.seeding import generator
+from sosn.typed import annotations
+
+
+def build(recipe: Recipe, bank: Bank) -> Method:
+    """The method of a recipe, fitted to the images of a bank, with weights from the recipe's seed."""
+    wanted, kind = recipe.model.options, method_class(recipe.model.method)
+    options: dict[str, Any] = {"channels": bank.channels, "input_size": bank.size}
+    if "classes" in annotations(kind):  # of those methods that learn to tell the training classes apart
+        options["classes"] = len(bank.names)
+    by_pixel = bool(wanted.get("mean_image"))
+    if recipe.data.standardise and "mean" in annotations(kind) and not {"mean", "std"} & wanted.keys():
+        mean, std = bank.mean_std()
+        mean = [1 - value for value in mean] if wanted.get("polarity") == "inverted" else mean  # it is applied after that
+        channels = wanted.get("channels", bank.channels)
+        if channels != len(mean):  # grey images for a model of colour, or the other way
+            mean, std = ([sum(values) / len(values)] * channels for values in (mean, std))
+        options |= {"std": std} if by_pixel else {"mean": mean, "std": std}
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(generator("weights", recipe.seed).initial_seed())
+        method = kind(**options | wanted)
+    if by_pixel:
+        method.preprocessing.take_mean(bank.mean_image().cpu())
+    return method
+
+
+def open_split(recipe: Recipe, split: str, say: Callable[[str], None] | None = None) -> Bank:
+    """A split of a recipe's data, without the classes that it leaves out; how many those are is said."""
+    bank = open_bank(recipe.data.name, split, recipe.data.min_images, **recipe.data.options)
+    if not recipe.data.leave_out_small:
+        return bank
+    episodes, wanted = recipe.episodes, recipe.validation
+    shot, query = (episodes.shot, episodes.query) if split == "train" else (recipe.val_shot, wanted.val_query)
+    return leave_out_small(bank, split, shot, query, say)
+
+
+def make_optimiser(method: Method, recipe: Recipe, device: torch.device) -> torch.optim.Optimizer:
+    """The recipe's optimiser; on a GPU one that a captured step can hold."""
+    wanted = recipe.training
+    kind = torch.optim.AdamW if wanted.optimiser == "adamw" else torch.optim.Adam
+    if device.type != "cuda":
+        return kind(method.parameters(), wanted.learning_rate, weight_decay=wanted.weight_decay)
+    rate = torch.tensor(wanted.learning_rate, device=device)  # a tensor, so that a captured step reads the current one
+    return kind(method.parameters(), rate, weight_decay=wanted.weight_decay, fused=True, capturable=True)
+
+
+def make_fabric(recipe: Recipe, devices: int = 1, nodes: int = 1) -> Fabric:
+    """The recipe's device and precision, as one process or as several that share each step's episodes."""
+    wanted = recipe.training
+    device = resolve_device(wanted.device)
+    if devices < 1 or nodes < 1:
+        raise UsageError(f"devices is {devices} and nodes {nodes}; both are 1 or more")
+    if device.type == "cuda" and devices > torch.cuda.device_count():
+        raise UsageError(f"devices is {devices} and there are {torch.cuda.device_count()} GPUs here")
+    if wanted.precision == "bf16" and device.type == "cpu":
+        check_bf16()
+    return Fabric(
+        accelerator=device.type,
+        devices=[device.index] if devices == 1 and device.index is not None else devices,
+        num_nodes=nodes,
+        strategy="ddp" if devices * nodes > 1 else "auto",
+        precision="bf16-mixed" if wanted.precision == "bf16" else "32-true",
+    )

@@ -1,0 +1,200 @@
+"""The state of a run, and what is done to it step by step."""
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from sosn.data import Bank, EpisodeSampler
+from sosn.data.augmentation import augment
+from sosn.episode import Episode
+from sosn.errors import DataError, MissingSplitError, TrainingError, UsageError
+from sosn.evaluation import Evaluation, evaluate
+from sosn.kernel import engine
+from sosn.recipe import Recipe
+from sosn.seeding import generator
+from sosn.storage import load_tensors, restore, save_method, save_tensors
+from sosn.training.calibration import recalibrate, update_average
+from sosn.training.capture import CapturedStep
+from sosn.training.progress import Progress
+from sosn.training.run import Run, contents
+from sosn.training.schedule import learning_rate
+from sosn.training.setup import build, make_fabric, make_optimiser, open_split
+from sosn.training.source import EpisodeSource
+
+
+class Trainer:
+    """The state of a run and what is done to it, step by step."""
+
+    def __init__(self, recipe: Recipe, run: Run, progress: Progress, fabric: Fabric | None = None) -> None:
+        self.recipe, self.run, self.progress = recipe, run, progress
+        self.fabric = fabric or make_fabric(recipe)
+        device = self.fabric.device
+        train_bank = open_split(recipe, "train", progress.say)
+        self.contents = {"train": contents(train_bank)}
+        episodes = recipe.episodes
+        home = "cpu" if recipe.data.workers else device  # with workers, images stay on disk
+        self.sampler = EpisodeSampler(train_bank.to(home), episodes.way, episodes.shot, episodes.query)
+        self.source = EpisodeSource(self.sampler, recipe, device, self.fabric.global_rank, self.fabric.world_size)
+        try:
+            val_bank = open_split(recipe, "val", progress.say)
+            self.contents["val"] = contents(val_bank)
+            self.val_bank: Bank | None = val_bank.to(home)
+        except MissingSplitError as error:
+            self.val_bank = None
+            progress.say(f"{error}: the weights of the last step will be kept")
+        if self.val_bank is not None:  # refuse sizes that validation cannot use before anything is trained
+            try:
+                EpisodeSampler(self.val_bank, recipe.val_way, recipe.val_shot, recipe.validation.val_query)
+            except DataError as error:
+                raise DataError(f"for validation (val_way, val_shot, val_query): {error}") from error
+        self.method = build(recipe, train_bank).to(device)
+        if not self.method.parameter_count():
+            raise UsageError(f"method {recipe.model.method!r} has nothing to train")
+        self.judged = copy.deepcopy(self.method)  # takes the weights that are validated and kept
+        self.average = {name: weight.detach().clone() for name, weight in self.method.named_parameters()}
+        training = recipe.training
+        self.optimiser = make_optimiser(self.method, recipe, device)
+        self.module, self.optimizer = self.fabric.setup(self.method, self.optimiser)
+        self.module.mark_forward_method("loss")
+        alone = self.fabric.world_size == 1
+        captured = alone and device.type == "cuda" and self.method.capturable and training.engine == "auto"
+        self.learn: Callable[[Episode], Tensor] = CapturedStep(self.take) if captured else self.take
+        self.step = 0  # steps taken
+        self.began, self.earlier = time.monotonic(), 0.0  # this process's start, and seconds that others spent on the run
+        self.best = -1.0
+
+    def episode(self, purpose: str, number: int) -> Episode:
+        """Training episodes of one step, augmented as the recipe says; they depend on the seed, purpose and number alone."""
+        recipe, device = self.recipe, self.fabric.device
+        drawn = self.source.draw(purpose, number)
+        share = (self.fabric.global_rank,) if purpose == "train" and self.fabric.global_rank else ()
+        return augment(drawn, recipe.augmentation, generator("augment", purpose, recipe.seed, number, *share, device=device))
+
+    def advance(self) -> Tensor:
+        """Take one step and return its loss."""
+        training = self.recipe.training
+        for group in self.optimiser.param_groups:
+            rate = learning_rate(self.step, training)
+            group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
+        episode = self.episode("train", self.step)
+        self.method.train()
+        with engine(training.engine):
+            loss = self.learn(episode)
+        if training.average:
+            update_average(self.average, self.method, training.average, self.step)
+        self.step += 1
+        return loss
+
+    def take(self, episode: Episode) -> Tensor:
+        """Improve the weights on these episodes and return the loss before."""
+        training = self.recipe.training
+        self.optimizer.zero_grad()
+        with self.fabric.autocast():  # Fabric applies it by itself to forward alone
+            loss: Tensor = self.module.loss(episode, training.loss)
+        self.fabric.backward(loss)
+        if training.clip:
+            self.fabric.clip_gradients(self.module, self.optimizer, max_norm=training.clip, error_if_nonfinite=False)
+        self.optimizer.step()
+        return loss.detach()
+
+    def judge(self) -> Evaluation | None:
+        """Validate the current weights, and keep them if they are the best so far or there is nothing to judge them by."""
+        with engine(self.recipe.training.engine):
+            return self._judge()
+
+    def _judge(self) -> Evaluation | None:
+        recipe = self.recipe
+        self.check_weights()
+        with torch.no_grad():
+            self.judged.load_state_dict(self.method.state_dict())
+            if recipe.training.average:
+                for name, weight in self.judged.named_parameters():
+                    weight.copy_(self.average[name])
+        if recipe.training.recalibrate:
+            with self.fabric.autocast():
+                recalibrate(self.judged, (self.episode("recalibrate", n) for n in range(recipe.training.recalibrate)))
+        else:  # each process has statistics of its own: all take the first one's
+            for buffer in self.judged.buffers():
+                buffer.copy_(self.fabric.broadcast(buffer))
+        if self.val_bank is None:
+            self.keep({})
+            return None
+        wanted = recipe.validation
+        result = evaluate(
+            self.judged,
+            self.val_bank,
+            recipe.val_way,
+            recipe.val_shot,
+            wanted.val_query,
+            wanted.val_episodes,
+            wanted.val_seed,
+            progress=self.progress.evaluating,
+            fabric=self.fabric,
+        )
+        best = result.accuracy > self.best
+        if best:
+            self.keep(result.to_json())
+            self.best = result.accuracy
+        self.progress.validation(self.step, result, best)
+        return result
+
+    def keep(self, selection: dict[str, Any]) -> None:
+        """Write the judged weights as the run's model."""
+        if not self.fabric.is_global_zero:
+            return
+        about = {"recipe": self.recipe.to_table(), "step": self.step, "selection": selection}
+        self.judged.trained = True
+        save_method(self.run.weights, self.judged, about)
+
+    def save(self) -> None:
+        """Write all that is needed to go on from here. Refuses weights that are not finite, so the last good ones stay."""
+        self.check_weights()
+        if not self.fabric.is_global_zero:
+            return
+        tensors = {f"method.{name}": value for name, value in self.method.state_dict().items()}
+        tensors |= {f"average.{name}": value for name, value in self.average.items()}
+        for number, state in self.optimiser.state_dict()["state"].items():
+            tensors |= {f"optimiser.{number}.{name}": value for name, value in state.items()}
+        save_tensors(self.run.checkpoint, tensors, {"step": self.step, "best": self.best, "seconds": self.seconds})
+
+    def load(self) -> None:
+        """Take up the state that was saved."""
+        tensors, about = load_tensors(self.run.checkpoint)
+        parts: dict[str, dict[str, Tensor]] = {"method": {}, "average": {}, "optimiser": {}}
+        for name, value in tensors.items():
+            part, _, rest = name.partition(".")
+            parts.setdefault(part, {})[rest] = value
+        restore(self.method, parts["method"], self.run.checkpoint)
+        for name, value in parts["average"].items():
+            self.average[name].copy_(value)
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, value in parts["optimiser"].items():
+            number, _, key = name.partition(".")
+            state.setdefault(int(number), {})[key] = value
+        self.optimiser.load_state_dict({"state": state, "param_groups": self.optimiser.state_dict()["param_groups"]})
+        self.step, self.best, self.earlier = int(about["step"]), float(about["best"]), float(about.get("seconds", 0))
+
+    @property
+    def seconds(self) -> float:
+        """Time spent on the run, before and after any break."""
+        return self.earlier + time.monotonic() - self.began
+
+    def check_weights(self) -> None:
+        for name, value in self.method.state_dict().items():
+            if not torch.isfinite(value).all():
+                raise TrainingError(self._not_finite(f"{name!r}"))
+
+    def check(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise TrainingError(self._not_finite("loss"))
+
+    def _not_finite(self, what: str) -> str:
+        kept = self.run.checkpoint if self.run.checkpoint.exists() else None
+        saved = f"; the last good checkpoint is {str(kept)!r}" if kept else ""
+        return f"{what} is not finite at step {self.step}{saved}: lower learning_rate, or set clip=0.5"
