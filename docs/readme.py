@@ -66,14 +66,8 @@ def fill_speed(text: str) -> str:
         ]  # fmt: skip
         for row in told["training"]:
             for name, rate in row["episodes_per_second"].items():
-                ratio, share, memory = (
-                    found.get(key)
-                    for found, key in (
-                        (row["ratios"], f"engine / {name}"),
-                        (row["share_of_floor"], name),
-                        (row["peak_gib"], name),
-                    )
-                )
+                share, memory = row["share_of_floor"].get(name), row["peak_gib"][name]
+                ratio = None if name.startswith("engine") else row["episodes_per_second"]["engine"] / rate
                 cells = [row["shape"], name, f"{ratio:.1f}×" if ratio else "", f"{rate:.3g}" if rate < 1000 else f"{rate:.0f}"]
                 cells += [f"{row['pairs_per_second'][name]:,.0f}", f"{100 * share:.1f}%" if share else ""]
                 parts.append(f"| {' | '.join([*cells, f'{memory:.2f}' if memory else ''])} |")

@@ -215,7 +215,7 @@ def test_a_check_finds_what_is_wrong_in_a_folder(tmp_path: Path) -> None:
     findings, images = check(str(root))
     assert images == 14
     assert sorted(finding.kind for finding in findings) == sorted(
-        ["identical", "identical across splits", "unreadable", "tiny class", "sizes differ"]
+        ["identical", "identical across splits", "unreadable", "tiny class", "wrong size"]
     )
     places = {finding.kind: finding.where for finding in findings}
     assert places["unreadable"] == (str(files[9]),)
@@ -265,3 +265,23 @@ def test_real_mini_imagenet_has_eight_identical_pairs_six_of_them_across_splits(
     findings, _ = check("mini-imagenet")
     assert sorted(finding.kind for finding in findings) == ["identical"] * 2 + ["identical across splits"] * 6
     assert sosn.open_bank("mini-imagenet", "train").images.shape == (38_400, 3, 84, 84)
+
+
+def test_photos_of_many_sizes_and_notes_beside_them_are_nothing_wrong(tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / f"kind{number % 2}").mkdir(exist_ok=True)
+        Image.new("RGB", (20 + number, 20), (number, 0, 0)).save(tmp_path / f"kind{number % 2}" / f"{number}.png")
+    (tmp_path / "kind0" / "notes.txt").write_text("mine")
+    findings, images = check(str(tmp_path))
+    assert images == 4
+    assert sorted(finding.kind for finding in findings) == ["left out", "sizes differ"]
+    assert not any(finding.wrong for finding in findings)
+
+
+def test_what_an_earlier_attempt_has_unpacked_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOSN_HOME", str(tmp_path / "home"))
+    (tmp_path / "home" / "unpacked-999999999-x").mkdir(parents=True)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError):
+        prepare_dataset("omniglot", tmp_path / "empty")
+    assert list((tmp_path / "home").iterdir()) == []

@@ -300,3 +300,9 @@ def test_within_alphabet_is_refused_where_none_has_enough_classes() -> None:
     flat = Bank.from_classes({name: torch.zeros(3, 1, 2, 2, dtype=torch.uint8) for name in ("a", "b")})
     with pytest.raises(DataError, match="there are none"):
         EpisodeSampler(flat, 2, 1, 1, within="alphabet")
+
+
+def test_classes_are_drawn_within_alphabets_or_not_at_all() -> None:
+    bank = Bank.from_classes({f"Greek/{n}": torch.zeros(2, 1, 2, 2, dtype=torch.uint8) for n in range(3)})
+    with pytest.raises(UsageError, match="choose alphabet"):
+        EpisodeSampler(bank, 2, 1, 1, "script")  # type: ignore[arg-type]

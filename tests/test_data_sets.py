@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import sosn
 from sosn.cli.app import app
-from sosn.data import DATASETS
+from sosn.data import DATASETS, arrays
 from sosn.data.catalog import CATALOG, prepare_dataset
 from sosn.data.check import check
 from sosn.data.cifar import SUPERCLASSES, cifar_fs_split, fc100_split
@@ -71,7 +71,7 @@ def test_mini_imagenet_is_read_from_category_split_pickles(tmp_path: Path, named
         dump(tmp_path / f"miniImageNet_category_split_{part}.pickle", content)
     dump(tmp_path / "miniImageNet_category_split_train_phase_val.pickle", {"data": pixels(9, 84), "labels": [0] * 9})
     prepare_dataset("mini-imagenet", tmp_path)
-    names = ("n00000002", "n00000012") if named else ("0004", "0005")
+    names = ("n00000002", "n00000012") if named else tuple(f"miniImageNet_category_split_test/000{number}" for number in (4, 5))
     assert shades(sosn.open_bank("mini-imagenet", "test")) == {names[0]: [0, 2], names[1]: [1, 3]}
     assert len(sosn.open_bank("mini-imagenet", "train")) == 4
 
@@ -134,7 +134,7 @@ def test_tiered_imagenet_is_read_from_its_pickles(tmp_path: Path, form: str) -> 
         labels = {"label_specific": np.array([1, 0, 1]), "label_specific_str": [f"n0{place}", f"n1{place}"]}
         dump(tmp_path / f"{split}_labels.pkl", labels)
         if form == "npz":
-            np.savez(tmp_path / f"{split}_images.npz", images=pixels(3, 84, 3 * place))
+            np.savez(tmp_path / f"{split}_images.npz", images=pixels(3, 84, 3 * place)[..., ::-1])  # blue first
             continue
         encoded = []
         for image in pixels(3, 84, 3 * place):
@@ -218,7 +218,8 @@ def test_cifar_fs_and_fc100_are_read_from_folders_and_pickles(tmp_path: Path) ->
         for split in SPLITS:
             dump(tmp_path / name / f"{prefix}_{split}.pickle", {"data": pixels(2, 32), "labels": [7, 8]})
         assert prepare_dataset(name, tmp_path / name)["images"] == 6
-        assert shades(sosn.open_bank(name, "val")) == {"0007": [0], "0008": [1]}
+        assert [label[-5:] for label in sosn.open_bank(name, "val").names] == ["/0007", "/0008"]
+        assert list(shades(sosn.open_bank(name, "val")).values()) == [[0], [1]]
 
 
 # All of them
@@ -263,3 +264,10 @@ def test_omniglot_is_evaluated_within_one_alphabet(tmp_path: Path) -> None:
     sizes = {"way": 3, "query": 1, "episodes": 4}
     inside, anywhere = (sosn.evaluate(model, bank, within=within, **sizes) for within in ("alphabet", None))  # type: ignore[arg-type]
     assert inside.fingerprint == json.loads(done.stdout)["fingerprint"] != anywhere.fingerprint
+
+
+def test_tiered_imagenets_arrays_have_blue_first(tmp_path: Path) -> None:
+    red = np.zeros((1, 4, 4, 3), dtype=np.uint8)
+    red[..., 2] = 200  # as its authors' reader stores red
+    np.savez(tmp_path / "train_images.npz", images=red)
+    assert arrays.read_row(str(tmp_path / "train_images.npz"), 0, 4, 3)[:, 0, 0].tolist() == [200, 0, 0]

@@ -10,7 +10,7 @@ import sosn
 from sosn.data import open_bank
 from sosn.episode import Episode
 from sosn.errors import UsageError
-from sosn.kernel import enabled, engine, norm_pool, on_triton, pair_pool
+from sosn.kernel import Engine, enabled, engine, norm_pool, on_triton, pair_pool
 from sosn.method.base import batch_norms
 from sosn.seeding import generator
 
@@ -151,12 +151,18 @@ def small_model(**options: object) -> sosn.SoSN:
     [{}, {"permutations": 3}, {"permutations": 2, "streams": 2}, {"relation": "or_like"}, {"relation": "hadamard"}],
     ids=str,
 )
-def test_a_training_step_is_the_same_with_either_engine(options: dict[str, object]) -> None:
-    episode = glyph_episode()
+@pytest.mark.parametrize("fast_way", ["auto", "triton"])
+def test_a_training_step_is_the_same_with_either_engine(options: dict[str, object], fast_way: Engine) -> None:
+    if fast_way == "triton":
+        pytest.importorskip("triton")
+        if options:
+            pytest.skip("the interpreter is slow: one model is enough")
+    episode = glyph_episode(1 if fast_way == "triton" else 2)
     results = []
-    for name in ("auto", "plain"):
+    ways: tuple[Engine, ...] = (fast_way, "plain")
+    for way in ways:
         model = small_model(**options).train()
-        with engine(name):
+        with engine(way):
             loss = model.loss(episode)
             loss.backward()
         results.append((loss, model))
@@ -186,6 +192,17 @@ def test_evaluation_gives_the_same_scores_with_either_engine() -> None:
     with torch.random.fork_rng(), engine("plain"):
         once = model(episode, "batch")
     torch.testing.assert_close(model(episode, "batch"), once, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.usefixtures("triton")
+def test_gradients_pass_in_evaluation_mode_and_scores_stay_without_them() -> None:
+    episode, model = glyph_episode(1), small_model().eval()
+    model.loss(episode).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    with torch.no_grad():
+        scores = model(episode)
+    with engine("plain"):
+        torch.testing.assert_close(scores, model(episode), rtol=1e-9, atol=1e-12)
 
 
 def test_an_engine_is_chosen_by_name_and_for_a_while() -> None:

@@ -1,5 +1,7 @@
 """Models that come with the package."""
 
+from pathlib import Path
+
 import pytest
 
 import sosn
@@ -23,3 +25,8 @@ def test_every_model_is_small_and_has_a_whole_card(name: str) -> None:
 def test_the_glyphs_model_tells_unseen_characters_apart() -> None:
     result = evaluate(sosn.load("glyphs"), sosn.open_bank("glyphs", "test"), query=5, episodes=40)
     assert result.accuracy > 0.93
+
+
+def test_every_shipped_model_has_its_card() -> None:
+    shelf = Path(sosn.__file__).parent / "models"
+    assert {path.stem for path in shelf.glob("*.safetensors")} == set(shipped_models())

@@ -230,6 +230,16 @@ def test_a_value_may_hold_an_equals_sign() -> None:
     assert override(Recipe(), ["data=folder:/photos/a=b"]).data.name == "folder:/photos/a=b"
 
 
+def test_another_method_keeps_what_was_set_and_it_has_too_wherever_its_word_stands() -> None:
+    recipe = override(load_recipe("open-mic-1"), ["method=relation_net"])
+    assert recipe.model.options["mean_image"] is True
+    assert "eta" not in recipe.model.options
+    for words in (["method=prototypical", "encoder_width=32"], ["encoder_width=32", "method=prototypical"]):
+        options = override(Recipe(), words).model.options
+        assert options["encoder_width"] == 32
+        assert options["encoder"] == "conv4_pooled"  # its own default, not SoSN's
+
+
 def test_another_dataset_drops_the_options_of_the_old_one_and_keeps_the_common_ones() -> None:
     recipe = override(Recipe(), ["alphabets=20", "min_images=5", "data=folder:photos", "split_seed=2"])
     assert recipe.data.name == f"folder:{Path.cwd() / 'photos'}"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +17,10 @@ from safetensors.torch import load_file
 
 import sosn
 from sosn.data import open_bank
+from sosn.episode import Episode
 from sosn.errors import CheckpointError, DataError, SosnError, TrainingError, UsageError
 from sosn.evaluation import Evaluation
+from sosn.kernel import enabled
 from sosn.method.base import batch_norms
 from sosn.models import load_with_recipe
 from sosn.recipe import Recipe, TrainingSection, load_recipe, override
@@ -418,7 +421,7 @@ def test_classes_that_were_trained_on_are_not_evaluated_as_new(tmp_path: Path) -
     trained = json.loads((tmp_path / "run" / "run.json").read_text())["data"]["train"]["classes"]
     for label in {path.name for path in (tmp_path / "photos").iterdir()} - set(trained):
         shutil.rmtree(tmp_path / "photos" / label)  # some of those that are left become val and test
-    with pytest.raises(DataError, match="were trained on"):
+    with pytest.raises(DataError, match="was trained on"):
         evaluate_model(str(tmp_path / "run"), ["split=val", "way=2", "device=cpu"])
 
 
@@ -427,3 +430,62 @@ def test_a_folder_is_found_again_from_another_place(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     recipe = override(load_recipe("glyphs-5w1s"), ["data=folder:photos"])
     assert recipe.data.name == f"folder:{tmp_path / 'photos'}"
+
+
+def test_other_options_do_not_bring_trained_classes_into_a_test(tmp_path: Path) -> None:
+    train(folder_recipe(photos(tmp_path / "photos", 20)), tmp_path / "run")
+    with pytest.raises(DataError, match="was trained on"):
+        evaluate_model(str(tmp_path / "run"), ["data.split_seed=1", "split=test", "way=2", "device=cpu"])
+    few = ("data.characters=6", "data.drawings=8", "way=2", "query=2", "episodes=2", "device=cpu")
+    with pytest.raises(DataError, match="'glyphs' was trained on"):
+        evaluate_model("glyphs", ["split=test", "data.alphabets=20", *few])
+    assert evaluate_model("glyphs", ["split=test", "data.alphabets=20", "data.seed=5", *few])[0].episodes == 2
+
+
+def test_the_mean_image_of_training_in_all_turns_has_no_side() -> None:
+    bank = open_bank("glyphs", "train", alphabets=10, characters=6, drawings=8)
+    model = build(tiny("mean_image=true", "rotate=episode", "standardise=false"), bank)
+    mean = model.preprocessing.state_dict()["mean_image"]
+    torch.testing.assert_close(mean, mean.rot90(1, (-2, -1)), rtol=0, atol=1e-6)
+    plain = build(tiny("mean_image=true", "standardise=false"), bank).preprocessing.state_dict()["mean_image"]
+    assert not torch.allclose(plain, plain.rot90(1, (-2, -1)))
+
+
+def test_validation_and_report_have_episodes_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sosn.training import loop
+    from sosn.training import trainer as judging
+
+    seeds: list[tuple[str, int]] = []
+    for name, module in (("selection", judging), ("report", loop)):
+        known = module.evaluate
+
+        def watched(*sizes: object, name: str = name, known: Any = known, **others: object) -> Evaluation:
+            seeds.append((name, int(str(sizes[6]))))
+            result: Evaluation = known(*sizes, **others)
+            return result
+
+        monkeypatch.setattr(module, "evaluate", watched)
+    train(tiny("steps=2", "every=1", "val_seed=7", "report_seed=9"), tmp_path / "run")
+    assert seeds == [("selection", 7), ("selection", 7), ("report", 9)]
+
+
+def test_clipping_augmentation_and_engine_reach_the_step(tmp_path: Path) -> None:
+    plain, clipped = (Trainer(tiny(*words), Run(tmp_path), Silent()) for words in ((), ("clip=1e-12", "warmup=0")))
+    before = [weight.detach().clone() for weight in clipped.method.parameters()]
+    clipped.advance()
+    moved = max((old - new).abs().max().item() for old, new in zip(before, clipped.method.parameters(), strict=True))
+    assert moved < 1e-5  # Adam would take steps of 1e-3
+    turned = Trainer(tiny("flip=true", "translate=0.2", "engine=plain"), Run(tmp_path), Silent())
+    assert not torch.equal(plain.episode("train", 0).query.float(), turned.episode("train", 0).query.float() * 255)
+    seen: list[bool] = []
+    for trainer in (plain, turned):
+        take = trainer.take
+
+        def watched(episode: Episode, take: Any = take) -> torch.Tensor:
+            seen.append(enabled())
+            result: torch.Tensor = take(episode)
+            return result
+
+        trainer.learn = watched
+        trainer.advance()
+    assert seen == [True, False]

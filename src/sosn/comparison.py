@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from sosn.data import Bank, EpisodeSampler
 from sosn.errors import UsageError
 from sosn.evaluation import Comparison, Evaluation, compare
-from sosn.method.base import Method
+from sosn.method.base import Method, batch_norms
 from sosn.models import load_with_recipe
 from sosn.seeding import generator
 from sosn.tasks import EvaluationSettings, check_unseen, evaluate_with, evaluation_settings, open_evaluated
@@ -71,7 +71,7 @@ def compare_models(
         row = Row(
             model, method.name, result, compare(result, rows[0].evaluation) if rows else None, method.parameter_count(),
             mflops_of_an_episode(method, bank, settings), settings.episodes / seconds,
-            method.transductive or settings.statistics == "batch", method.adapts,
+            method.transductive or (settings.statistics == "batch" and bool(batch_norms(method))), method.adapts,
         )  # fmt: skip
         rows.append(row)
     return rows, settings

@@ -121,6 +121,8 @@ def _judge(
 ) -> Tensor:  # fmt: skip
     """For each episode of these rows, the share of right answers and of ties (E, 2), in evaluation mode."""
     episodes = len(support)
+    if not episodes:  # of a process whose share is none
+        return torch.zeros(0, 2, dtype=torch.float64, device=method.device)
     at_once = max(1, PAIRS.get(method.device.type, 1_000) // (sampler.way**2 * sampler.query))
     modes = {module: module.training for module in method.modules()}
     method.eval()

@@ -211,11 +211,12 @@ def _known_keys(name: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], d
 def override(recipe: Recipe, assignments: Iterable[str]) -> Recipe:
     """Apply key=value words; a key is a section's (training.steps) or, where only one section has it, bare (steps).
 
-    Another method or dataset drops the options of the old one; another method brings its own loss unless one is given.
+    Another dataset drops the options of the old one. Another method, whose word is taken first, keeps those that had been set
+    and that it has too, and brings its own loss unless one is given.
     """
     table, assignments = recipe.to_table(), list(assignments)
     named = {word.partition("=")[0].strip() for word in assignments}
-    for assignment in assignments:
+    for assignment in sorted(assignments, key=lambda word: word.partition("=")[0].strip() not in ("method", "model.method")):
         key, equals, text = assignment.partition("=")
         refuse_option(key)
         if not equals:
@@ -230,7 +231,9 @@ def override(recipe: Recipe, assignments: Iterable[str]) -> Recipe:
         if section == "data" and name == "name" and text != table["data"]["name"]:  # other options belonged to the old one
             table["data"] = _own_keys("data", table)
         if section == "model" and name == "method" and text != table["model"]["method"]:
-            table["model"] = _own_keys("model", table)
+            usual = defaults(method_class(table["model"]["method"]))
+            kept = {key: value for key, value in table["model"].items() if value != usual.get(key)}
+            table["model"] = {key: value for key, value in kept.items() if key in annotations(method_class(text))}
             if not named & {"loss", "training.loss"}:
                 table["training"]["loss"] = method_class(text).own_loss
         table[section][name] = parse(text)

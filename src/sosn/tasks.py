@@ -25,6 +25,8 @@ from sosn.training.run import Run
 from sosn.tuning import Tuned, tune
 from sosn.typed import annotations, check_options, parse
 
+FAMILIES = ({"mini-imagenet", "tiered-imagenet"}, {"cifar-fs", "fc100"})  # whose classes have the same names
+
 
 @dataclass(frozen=True)
 class EvaluationSettings:
@@ -87,15 +89,34 @@ def evaluate_with(
 
 
 def check_unseen(model: str, trained: Recipe, recipe: Recipe, bank: Bank, split: str) -> None:
-    """Refuse classes that the model's run has trained on: they were in another split then."""
-    if split == "train" or recipe.data != trained.data or not Path(model).is_dir():
+    """Refuse classes that the model was trained on: they are split otherwise now, by other options or other folders."""
+    if split == "train" or not _same_classes(trained, recipe):
         return
-    known = set(Run(Path(model)).about().get("data", {}).get("train", {}).get("classes", ())) & set(bank.names)
+    known = _trained_classes(model, trained, recipe) & set(bank.names)
     if known:
         raise DataError(
-            f"{len(known)} classes of {split}, such as {min(known)!r}, were trained on in {model!r}: the images "
-            "have been split otherwise since; give them train/, val/ and test/ folders, or train anew"
+            f"{len(known)} classes of {split}, such as {min(known)!r}, are classes that {model!r} was trained on: the "
+            "images are split otherwise here; use the options of its recipe, or give images train/, val/ and test/ folders"
         )
+
+
+def _same_classes(trained: Recipe, recipe: Recipe) -> bool:
+    """Whether the same class name means the same thing in the data of two recipes."""
+    first, second = trained.data, recipe.data
+    if first.name == second.name:
+        return first.name != "glyphs" or first.options["seed"] == second.options["seed"]
+    return any({first.name, second.name} <= family for family in FAMILIES)
+
+
+def _trained_classes(model: str, trained: Recipe, recipe: Recipe) -> set[str]:
+    """As the run wrote them down; else as its recipe finds them now, where that is not what is evaluated anyway."""
+    written = Run(Path(model)).about().get("data", {}).get("train", {}).get("classes") if Path(model).is_dir() else None
+    if written is not None or recipe.data == trained.data:
+        return set(written or ())
+    try:
+        return set(open_bank(trained.data.name, "train", trained.data.min_images, **trained.data.options).names)
+    except DataError:  # its images are not on this machine
+        return set()
 
 
 def evaluation_settings(recipe: Recipe, overrides: Sequence[str]) -> tuple[EvaluationSettings, Recipe]:

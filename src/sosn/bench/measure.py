@@ -79,7 +79,7 @@ def _training(shape: Shape, device: torch.device, peak: float, quick: bool) -> d
         "vectorised": (episodes, partial(training_step, shape, episodes, device, bf16, "plain")),
         "engine": (episodes, partial(training_step, shape, episodes, device, bf16, "auto")),
     }
-    if _memory(shape) > 0.5 * _available(device):  # of pairs whose whole maps are kept; the engine keeps pooled ones
+    if episodes * _memory(shape) > 0.5 * _available(device):  # of pairs whose whole maps are kept; the engine keeps pooled ones
         makers = {"engine": makers["engine"]}
     if device.type == "cuda" and shape.pairs <= 1_000:
         makers["engine, many episodes"] = (MANY, partial(training_step, shape, MANY, device, bf16, "auto"))
@@ -87,11 +87,10 @@ def _training(shape: Shape, device: torch.device, peak: float, quick: bool) -> d
         makers["easyfsl"] = (1, partial(easyfsl_step, shape, device))
     seconds, memory = _take_turns({name: maker for name, (_, maker) in makers.items()}, device, quick)
     rates = {name: makers[name][0] / seconds[name] for name in makers}
-    best = max(rate for name, rate in rates.items() if name.startswith("engine"))
     work = _work(shape, device)
     return {
         "shape": str(shape),
-        "ratios": {f"engine / {name}": best / rate for name, rate in rates.items() if not name.startswith("engine")},
+        "ratios": {f"engine / {name}": rates["engine"] / rate for name, rate in rates.items() if not name.startswith("engine")},
         "episodes_per_second": rates,
         "pairs_per_second": {name: rate * shape.pairs for name, rate in rates.items()},
         "episodes_per_step": {name: count for name, (count, _) in makers.items()},

@@ -17,7 +17,7 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from sosn.cli.app import app
 
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # a polite kill ends as Ctrl-C does
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill ends as Ctrl-C does
     with warnings.catch_warnings():
         plain = warnings.showwarning
         warnings.showwarning = lambda message, kind, *rest: (

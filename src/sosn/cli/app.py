@@ -82,6 +82,7 @@ def train(
     from sosn.cli.show import RichProgress, console
     from sosn.recipe import RECIPE_FILE, load_recipe, override
     from sosn.training import train as run_training
+    from sosn.training.run import CHECKPOINT_FILE
 
     resolved = override(load_recipe(recipe), overrides or [])
     if out is None:
@@ -91,7 +92,8 @@ def train(
             result = run_training(resolved, out, resume, progress, devices, nodes)
     except KeyboardInterrupt:
         if (out / RECIPE_FILE).exists():
-            console.print(f"`sosn train {shlex.quote(str(out))} --resume` goes on from the last checkpoint", soft_wrap=True)
+            saved = "from the last checkpoint" if (out / CHECKPOINT_FILE).exists() else "from the start: nothing was saved yet"
+            console.print(f"`sosn train {shlex.quote(str(out))} --resume` goes on {saved}", soft_wrap=True)
         raise
     if result.rank:  # of several processes one speaks
         return

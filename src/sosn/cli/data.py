@@ -35,8 +35,12 @@ def prepare(
     from sosn.cli.show import progress_bar
     from sosn.data.catalog import prepare_dataset
 
-    with progress_bar("preparing") as bar:
-        done = prepare_dataset(name, source, size, bar)
+    try:
+        with progress_bar("preparing") as bar:
+            done = prepare_dataset(name, source, size, bar)
+    except KeyboardInterrupt:
+        typer.echo("the same command goes on where it stopped", err=True)
+        raise
     if as_json:
         typer.echo(json.dumps(done))
         return
@@ -54,7 +58,7 @@ def check(
     name: Annotated[str, typer.Argument(metavar="NAME|PATH", help="A prepared dataset, or a folder of images.")],
     as_json: AsJson = False,
 ) -> None:
-    """Unreadable files, identical images within and across splits, tiny classes, mixed sizes. Exit 1 if something is wrong."""
+    """Unreadable files, identical images within and across splits, tiny classes, wrong sizes. Exit 1 if something is wrong."""
     from dataclasses import asdict
 
     from sosn.cli.show import progress_bar, show_findings
@@ -66,7 +70,7 @@ def check(
         typer.echo(json.dumps({"images": images, "findings": [asdict(finding) for finding in findings]}))
     else:
         show_findings(findings, images)
-    if findings:
+    if any(finding.wrong for finding in findings):
         raise typer.Exit(1)
 
 

@@ -1,6 +1,7 @@
 """Images by name: a dataset opens as a Bank, and a sampler draws episodes from it."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from sosn.data.bank import Bank
@@ -33,6 +34,8 @@ DATASETS: dict[str, Callable[..., Bank]] = {
 def _find(name: str) -> tuple[Callable[..., Bank], tuple[str, ...]]:
     """The function that opens a dataset, and its place if the name carries one (folder:PATH)."""
     kind, _, place = name.partition(":")
+    if kind not in DATASETS and Path(name).exists():
+        raise UsageError(f"there is no dataset {name!r}; for the images of that folder or list write folder:{name}")
     if kind not in DATASETS:
         raise UsageError(f"there is no dataset {name!r}{nearest(kind, DATASETS)}; there are {', '.join(DATASETS)}")
     if bool(place) != (kind == "folder"):

@@ -86,6 +86,8 @@ def read_row(path: str, row: int, size: int, channels: int, crop: float = 1.0) -
             pixels = np.asarray(rows[row])
             if pixels.ndim == 1:
                 pixels = pixels.reshape(3, 32, 32).transpose(1, 2, 0)
+            if str(path).endswith("_images.npz"):  # tieredImageNet's, written with blue first
+                pixels = pixels[..., ::-1]
             if pixels.dtype != np.uint8:
                 raise DataError(f"{str(path)!r} holds {pixels.dtype} pixels; uint8 is needed")
             image = Image.fromarray(pixels)

@@ -1,6 +1,8 @@
 """Datasets that are prepared once from the files their users have."""
 
+import os
 import re
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -71,7 +73,8 @@ def prepare_dataset(
         raise DataError(f"there is no {str(source)!r}: give the folder or archive that holds {name}")
     dataset = CATALOG[name]
     home().mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=home(), prefix="unpacked-") as folder:
+    _sweep()
+    with tempfile.TemporaryDirectory(dir=home(), prefix=f"unpacked-{os.getpid()}-") as folder:
         root = source
         archives = _archives(source, dataset.archives)
         if archives:
@@ -83,6 +86,18 @@ def prepare_dataset(
         finally:
             arrays.forget()
     return summary(name, size or dataset.size)
+
+
+def _sweep() -> None:
+    """Remove what processes that are no more have unpacked and left behind."""
+    for folder in home().glob("unpacked-*"):
+        number = folder.name.split("-")[1]
+        try:
+            os.kill(int(number), 0)
+        except (ValueError, ProcessLookupError):
+            shutil.rmtree(folder, ignore_errors=True)
+        except PermissionError:  # alive, and somebody else's
+            pass
 
 
 def _archives(source: Path, pattern: str) -> list[Path]:

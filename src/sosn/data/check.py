@@ -15,7 +15,8 @@ from sosn.data.folder import SPLITS, read_image
 from sosn.data.prepared import Entry, place, prepared_sizes, read_index
 from sosn.errors import DataError, UsageError
 
-Kind = Literal["unreadable", "identical", "identical across splits", "tiny class", "sizes differ"]
+Kind = Literal["unreadable", "identical", "identical across splits", "tiny class", "wrong size", "sizes differ", "left out"]
+NOTES = ("sizes differ", "left out")  # worth knowing, and nothing wrong
 FEWEST = 2  # images a class needs to stand in any episode
 
 
@@ -26,6 +27,10 @@ class Finding:
     kind: Kind
     where: tuple[str, ...]
     detail: str = ""
+
+    @property
+    def wrong(self) -> bool:
+        return self.kind not in NOTES
 
 
 def check(name_or_path: str, progress: Callable[[int, int], None] | None = None) -> tuple[list[Finding], int]:
@@ -39,10 +44,13 @@ def check(name_or_path: str, progress: Callable[[int, int], None] | None = None)
 
 
 def _check_folder(root: Path, progress: Callable[[int, int], None] | None) -> tuple[list[Finding], int]:
-    entries = [_entry(root, file) for file in sorted(root.rglob("*")) if file.is_file() and not file.name.startswith(".")]
-    if not entries:
-        raise DataError(f"folder {str(root)!r} holds no files")
-    findings: list[Finding] = []
+    files = [file for file in sorted(root.rglob("*")) if file.is_file() and not file.name.startswith(".")]
+    images = [file for file in files if file.suffix.lower() in Image.registered_extensions()]
+    if not images:
+        raise DataError(f"folder {str(root)!r} holds no images")
+    entries = [_entry(root, file) for file in images]
+    others = [str(file.relative_to(root)) for file in files if file not in set(images)]
+    findings = [Finding("left out", (name,), "not an image by its name") for name in others]
     digests: list[str] = []
     sizes: dict[tuple[int, int], int] = {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -58,9 +66,9 @@ def _check_folder(root: Path, progress: Callable[[int, int], None] | None) -> tu
     findings += _identical(entries, digests) + _tiny(entries)
     if len(sizes) > 1:
         common = max(sizes, key=lambda size: sizes[size])
-        others = sum(sizes.values()) - sizes[common]
-        detail = f"{others} of {sum(sizes.values())} images are not {common[0]}×{common[1]}"
-        findings.append(Finding("sizes differ", (str(root),), detail))
+        total = sum(sizes.values())
+        detail = f"{total - sizes[common]} of {total} images are not {common[0]}×{common[1]}"
+        findings.append(Finding("wrong size" if 2 * sizes[common] > total else "sizes differ", (str(root),), detail))
     return findings, len(entries)
 
 

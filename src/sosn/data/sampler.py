@@ -30,6 +30,8 @@ class EpisodeSampler:
         if way > len(bank.names):
             raise DataError(f"{way}-way episodes need {way} classes and there are {len(bank.names)}: lower way")
         self.bank, self.way, self.shot, self.query = bank, way, shot, query
+        if within not in (None, "alphabet"):
+            raise UsageError(f"within is {within!r}; choose alphabet, or leave it out")
         self._families = None if within is None else _families(bank.names, way)
         self._columns = torch.arange(int(bank.counts.max()), device=bank.device)
         self.labels = torch.arange(way, device=bank.device).repeat_interleave(query)  # of the queries of every episode

@@ -59,7 +59,8 @@ def numbered_classes(path: Path, labels: Sequence[int], numbers: dict[str, int],
     if len(labels) != count:
         raise DataError(f"{str(path)!r} has {len(labels)} labels for {count} images")
     names = {int(number): _name(name) for name, number in numbers.items()}
-    return [names.get(int(label), f"{int(label):04}") for label in labels]
+    unnamed = path.stem.removesuffix("_labels")  # numbers begin anew in every file
+    return [names.get(int(label), f"{unnamed}/{int(label):04}") for label in labels]
 
 
 def _name(name: str | bytes) -> str:

@@ -20,17 +20,17 @@ def scan_tiered_imagenet(root: Path) -> list[Entry]:
             labels = images.with_name(f"{split}_labels.pkl")
             if not labels.is_file():
                 raise DataError(f"{str(images)!r} has no {labels.name} beside it")
-            entries += rows_of(images, split, _classes(labels))
+            entries += rows_of(images, split, _classes(labels, len(arrays.images(images))))
         if entries:
             break
     return entries
 
 
-def _classes(path: Path) -> list[str | None]:
+def _classes(path: Path, count: int) -> list[str | None]:
     columns = arrays.table(path)
     labels = arrays.column(path, "label_specific", "labels")
     names = {name: number for number, name in enumerate(columns.get("label_specific_str", ()))}
-    return numbered_classes(path, labels, names, len(labels))
+    return numbered_classes(path, labels, names, count)
 
 
 def tiered_imagenet(split: str = "train", size: int = 84) -> Bank:

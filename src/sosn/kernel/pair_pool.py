@@ -42,7 +42,7 @@ def pair_pool_batch(
 
 
 def pair_pool_fixed(support: Tensor, query: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """scale·(a + b) + shift, pooled and rectified; for evaluation, so without a gradient."""
+    """scale·(a + b) + shift, pooled and rectified; where a gradient is wanted, by PyTorch."""
     return _forward(_last(support), _last(query), scale, shift)
 
 
@@ -107,7 +107,7 @@ def _side_moments(maps: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _forward(support: Tensor, query: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    if on_triton(support):
+    if on_triton(support) and not torch.is_grad_enabled():
         from sosn.kernel.triton_pair_pool import forward
 
         return forward(support, query, scale, shift)

@@ -61,11 +61,12 @@ def train(
     run.check_same(recipe) if resume else run.check_new()
     trainer = Trainer(recipe, run, progress, fabric)  # refuses what cannot be trained before anything is written
     fabric.barrier()  # all have looked at the folder before it is written to
-    if resume:
-        run.check_contents(trainer.contents)
-    else:
-        run.create(recipe, trainer.contents)
     with run.alone():
+        if resume:
+            run.check_contents(trainer.contents)
+        elif run.writes:
+            run.check_new()  # again: another process may have come first
+            run.create(recipe, trainer.contents)
         if resume and run.checkpoint.exists():
             trainer.load()
         done = trainer.step == recipe.training.steps and run.result.exists()

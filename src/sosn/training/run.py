@@ -43,7 +43,8 @@ class Run:
         """Refuse a folder that holds a run already."""
         if (self.folder / RECIPE_FILE).exists():
             raise UsageError(
-                f"{str(self.folder)!r} holds a run already: add --resume to go on with it, or choose another --out"
+                f"{str(self.folder)!r} holds a run already: add --resume to go on with it if it has stopped, or choose another "
+                "--out"
             )
 
     def check_same(self, recipe: Recipe) -> None:
@@ -77,10 +78,16 @@ class Run:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Refuse a second process in the same folder, as far as the system can tell."""
+        """Make the folder, and refuse a second process in it, as far as the system can tell."""
         if not self.writes:
             yield
             return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SosnError(
+                f"cannot make the run folder {str(self.folder)!r} ({error.strerror}): choose another --out"
+            ) from error
         try:
             import fcntl
         except ImportError:  # not a Unix
@@ -95,15 +102,7 @@ class Run:
             yield
 
     def create(self, recipe: Recipe, data: dict[str, Any]) -> None:
-        """Make the folder and say in it what runs, on which images."""
-        if not self.writes:
-            return
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise SosnError(
-                f"cannot make the run folder {str(self.folder)!r} ({error.strerror}): choose another --out"
-            ) from error
+        """Say in the folder what runs, on which images."""
         about = {
             "seed": recipe.seed,
             "versions": {"sosn": sosn.__version__, "torch": torch.__version__, "python": platform.python_version()},

@@ -33,7 +33,10 @@ def build(recipe: Recipe, bank: Bank) -> Method:
         torch.default_generator.manual_seed(generator("weights", recipe.seed).initial_seed())
         method = kind(**options | wanted)
     if by_pixel:
-        method.preprocessing.take_mean(bank.mean_image().cpu())
+        mean_image = bank.mean_image().cpu()
+        if recipe.augmentation.rotate != "none":  # images come in all four turns, so their mean is that of the turns
+            mean_image = torch.stack([mean_image.rot90(turns, (-2, -1)) for turns in range(4)]).mean(0)
+        method.preprocessing.take_mean(mean_image)
     return method
 
 

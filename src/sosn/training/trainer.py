@@ -52,7 +52,12 @@ class Trainer:
             try:
                 EpisodeSampler(self.val_bank, recipe.val_way, recipe.val_shot, recipe.validation.val_query)
             except DataError as error:
-                raise DataError(f"for validation (val_way, val_shot, val_query): {error}") from error
+                advice = (
+                    str(error)
+                    .replace("lower way", "lower val_way")
+                    .replace("lower shot or query", "lower val_shot or val_query")
+                )
+                raise DataError(f"for validation: {advice}") from error
         self.method = build(recipe, train_bank).to(device)
         if not self.method.parameter_count():
             raise UsageError(f"method {recipe.model.method!r} has nothing to train")
