@@ -1,4 +1,4 @@
-"""Write measured figures into README.md, rivals.md and speed.md, from the files that commands wrote: python docs/readme.py"""
+"""Write measured figures into README.md and the pages on rivals, speed and photos, from the files that commands wrote."""
 
 import json
 import re
@@ -82,6 +82,21 @@ def fill_speed(text: str) -> str:
     return _put(text, "bench", "\n" + "\n".join(parts))
 
 
+def fill_photos(text: str) -> str:
+    """The page on photos with what the cards of shipped models say of their confidence."""
+    rows = [
+        "| model | classes | shots | right, % | ECE before | ECE | AUROC | known refused at 5%, % | unknown refused, % |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for path in sorted((ROOT / "src/sosn/models").glob("*.json")):
+        for size in _read(f"src/sosn/models/{path.name}").get("calibration", {"sizes": []})["sizes"]:
+            shares = [f"{100 * size[name]:.1f}" for name in ("refused", "detected")]
+            cells = [path.stem, str(size["way"]), str(size["shot"]), f"{100 * size['accuracy']:.1f}"]
+            cells += [f"{size[name]:.3f}" for name in ("ece_before", "ece", "auroc")]
+            rows.append(f"| {' | '.join([*cells, *shares])} |")
+    return _put(text, "confidence", "\n" + "\n".join(rows) + "\n")
+
+
 def _ahead(by_seed: list[float]) -> str:
     return f"{sum(difference > 0 for difference in by_seed)} of {len(by_seed)}"
 
@@ -112,5 +127,6 @@ def _put(text: str, name: str, value: str) -> str:
 
 
 if __name__ == "__main__":
-    for page, write in (("README.md", fill), ("docs/rivals.md", fill_rivals), ("docs/speed.md", fill_speed)):
+    pages = {"README.md": fill, "docs/rivals.md": fill_rivals, "docs/speed.md": fill_speed, "docs/photos.md": fill_photos}
+    for page, write in pages.items():
         (ROOT / page).write_text(write((ROOT / page).read_text("utf-8")), "utf-8")

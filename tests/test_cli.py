@@ -50,7 +50,7 @@ def test_help_imports_nothing_heavy() -> None:
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    for command in ("demo", "train", "eval", "compare", "import", "models", "recipes"):
+    for command in ("demo", "train", "eval", "compare", "import", "models", "recipes", "classify", "export", "tune"):
         assert command in result.stdout
 
 

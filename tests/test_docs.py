@@ -29,6 +29,13 @@ def test_the_page_on_speed_shows_the_measured_figures() -> None:
     assert "NVIDIA H200" in text
 
 
+def test_the_page_on_photos_shows_the_measured_figures() -> None:
+    fill = runpy.run_path(str(ROOT / "docs" / "readme.py"))["fill_photos"]
+    text = (ROOT / "docs" / "photos.md").read_text("utf-8")
+    assert fill(text) == text, "run python docs/readme.py"
+    assert "| glyphs | 5 | 1 |" in text
+
+
 def test_the_page_on_rivals_names_every_method_and_says_what_it_declares() -> None:
     text = (ROOT / "docs" / "rivals.md").read_text("utf-8")
     for name, method in METHODS.items():

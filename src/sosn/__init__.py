@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sosn.classifier import FewShotClassifier as FewShotClassifier
     from sosn.data import Bank as Bank
     from sosn.data import EpisodeSampler as EpisodeSampler
     from sosn.data import open_bank as open_bank
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from sosn.errors import UsageError as UsageError
     from sosn.evaluation import compare as compare
     from sosn.evaluation import evaluate as evaluate
+    from sosn.gallery import Gallery as Gallery
     from sosn.method import SoSN as SoSN
     from sosn.models import load as load
     from sosn.recipe import load_recipe as load_recipe
@@ -30,6 +32,8 @@ _HOME = {
     "DataError": "sosn.errors",
     "Episode": "sosn.episode",
     "EpisodeSampler": "sosn.data",
+    "FewShotClassifier": "sosn.classifier",
+    "Gallery": "sosn.gallery",
     "SoSN": "sosn.method",
     "SosnError": "sosn.errors",
     "UsageError": "sosn.errors",

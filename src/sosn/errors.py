@@ -31,3 +31,7 @@ class UntrainedError(SosnError):
 
 class MissingSplitError(DataError):
     """A dataset that has no train, val or test part."""
+
+
+class NotFittedError(SosnError, ValueError, AttributeError):
+    """A classifier asked for answers before it was shown any class; a ValueError and AttributeError as scikit-learn's is."""

@@ -129,7 +129,7 @@ def _judge(
     parts = []
     try:
         with torch.inference_mode():
-            known = _encode_once(method, sampler.bank, support, queries) if statistics == "running" and enabled() else None
+            known = encode_once(method, sampler.bank, support, queries) if statistics == "running" and enabled() else None
             for first in range(0, episodes, at_once):
                 rows = slice(first, first + at_once)
                 labels = sampler.labels.expand(len(support[rows]), -1).to(method.device)
@@ -151,7 +151,7 @@ def _judge(
 
 
 @dataclass(frozen=True)
-class _Encoded:
+class Encoded:
     """What a method knows of each image that the episodes use."""
 
     rows: Tensor  # of the bank, sorted
@@ -162,7 +162,7 @@ class _Encoded:
         return [self.features[place.to(self.features.device)] for place in places]
 
 
-def _encode_once(method: Method, data: Bank, *wanted: Tensor) -> _Encoded | None:
+def encode_once(method: Method, data: Bank, *wanted: Tensor) -> Encoded | None:
     """Encode every image of the episodes once; None if the method cannot, or if it would take too much memory."""
     rows = torch.cat([part.flatten() for part in wanted]).unique()
     at_once = IMAGES.get(method.device.type, 64)
@@ -176,7 +176,7 @@ def _encode_once(method: Method, data: Bank, *wanted: Tensor) -> _Encoded | None
         encoded = method.encode(data.images[part.to(data.device)].to(method.device))
         assert encoded is not None
         features[start : start + at_once] = encoded
-    return _Encoded(rows, features)
+    return Encoded(rows, features)
 
 
 def draw_indices(sampler: EpisodeSampler, episodes: int, seed: int) -> tuple[Tensor, Tensor]:

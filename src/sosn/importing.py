@@ -1,12 +1,9 @@
 """Models from elsewhere: weights that others published, and frozen encoders of other models."""
 
-import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from sosn.errors import CheckpointError, SosnError, UsageError
@@ -14,6 +11,7 @@ from sosn.method import Method, NearestPrototype, RelationNet
 from sosn.method.nearest_prototype import ENCODER_OPTIONS
 from sosn.models import load_with_recipe
 from sosn.recipe import ModelSection, Recipe, load_recipe, override, refuse_option
+from sosn.state_dict import read_state_dict
 from sosn.storage import WEIGHTS_FILE, save_method
 from sosn.typed import annotations, check_options, parse
 
@@ -29,7 +27,7 @@ def import_relation_net(encoder: Path, relation: Path) -> tuple[RelationNet, Rec
     images are standardised as the release does. Its batch norms have momentum 1: running statistics are those of its last
     training batch, and its published figures were made with statistics="batch". Refuses other files, naming the difference.
     """
-    ours, theirs = _state_dict(encoder), _state_dict(relation)
+    ours, theirs = read_state_dict(encoder), read_state_dict(relation)
     if "fc1.weight" in ours and "layer4.0.weight" in theirs:
         raise UsageError("the two files are swapped: give the feature encoder first, then the relation network")
     _check_names(encoder, ours, [f"layer{n}" for n in (1, 2, 3, 4)], [], "a feature encoder")
@@ -81,21 +79,6 @@ def write_model(folder: Path, method: Method, recipe: Recipe) -> None:
     except OSError as error:
         raise SosnError(f"cannot make the folder {str(folder)!r} ({error.strerror}): choose another --out") from error
     save_method(folder / WEIGHTS_FILE, method, {"recipe": recipe.to_table()})
-
-
-def _state_dict(path: Path) -> dict[str, Tensor]:
-    """The tensors of a PyTorch file by name, read without running anything that is in it."""
-    if not path.is_file():
-        raise UsageError(f"there is no file {str(path)!r}")
-    try:
-        loaded: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(
-            f"{str(path)!r} is no PyTorch state dict that can be read without running code in it ({type(error).__name__})"
-        ) from error
-    if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
-        raise CheckpointError(f"{str(path)!r} is no state dict: it holds something else than tensors by name")
-    return dict(loaded)
 
 
 def _check_names(path: Path, tensors: Mapping[str, Tensor], blocks: list[str], linear: list[str], what: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from sosn.confidence import CALIBRATION_FILE, Calibration, read_calibration
 from sosn.errors import CheckpointError, UsageError
 from sosn.method import Method
 from sosn.recipe import Recipe, from_table
@@ -59,6 +60,15 @@ def load_with_recipe(name_or_path: str) -> tuple[Method, Recipe]:
     """A model and the recipe that it was trained with."""
     method, about = load_method(model_path(name_or_path))
     return method, from_table(about.get("recipe", {}), f"the recipe of model {name_or_path!r}")
+
+
+def calibration_of(name_or_path: str | Path) -> Calibration | None:
+    """The measured confidence of a shipped model, from its card, or of a run folder; None where none was measured."""
+    path = model_path(str(name_or_path))
+    if path.parent == _shelf():
+        table = shipped_models().get(path.stem, {}).get("calibration")
+        return None if table is None else Calibration.from_json(table)
+    return read_calibration(path.parent / CALIBRATION_FILE)
 
 
 def pack(source: Path, target: Path) -> None:

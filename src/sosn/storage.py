@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sosn.errors import CheckpointError, UsageError
 from sosn.files import write_atomically
-from sosn.method import method_class
+from sosn.method import FROZEN, method_class
 from sosn.method.base import Method
 
 WEIGHTS_FILE = "model.safetensors"  # in a run folder
@@ -51,7 +51,8 @@ def load_method(path: Path) -> tuple[Method, dict[str, Any]]:
     if "method" not in about:
         raise CheckpointError(f"{str(path)!r} holds no method: it is a checkpoint for resuming a run")
     try:
-        method = method_class(about["method"])(**about["config"])
+        kind = FROZEN.get(about["method"]) or method_class(about["method"])
+        method = kind(**about["config"])
     except (UsageError, TypeError, KeyError) as error:
         raise CheckpointError(f"{str(path)!r} describes a method that this version of sosn cannot build ({error})") from error
     restore(method, tensors, path)

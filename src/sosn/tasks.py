@@ -1,5 +1,6 @@
 """Jobs of the command line that are more than one call, free of printing."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,13 +11,18 @@ import torch
 from sosn.data import Bank, leave_out_small, open_bank
 from sosn.data.sampler import Within, alphabets
 from sosn.device import check_bf16, resolve_device
-from sosn.errors import DataError, UsageError
+from sosn.errors import DataError, SosnWarning, UsageError
 from sosn.evaluation import Evaluation, evaluate
+from sosn.importing import write_model
 from sosn.kernel import engine
+from sosn.kind import THUMBNAIL, choose_model, kind_of
 from sosn.method.base import Method, Statistics
-from sosn.models import load_with_recipe
+from sosn.models import load_with_recipe, shipped_models
+from sosn.pictures import list_classes, read_pictures
 from sosn.recipe import Recipe, override, refuse_option
+from sosn.storage import WEIGHTS_FILE
 from sosn.training.run import Run
+from sosn.tuning import Tuned, tune
 from sosn.typed import annotations, check_options, parse
 
 FAMILIES = ({"mini-imagenet", "tiered-imagenet"}, {"cifar-fs", "fc100"})  # whose classes have the same names
@@ -133,3 +139,25 @@ def evaluation_settings(recipe: Recipe, overrides: Sequence[str]) -> tuple[Evalu
 
 def _about_data(key: str) -> bool:
     return key.startswith("data.") or key in ("min_images", "leave_out_small")
+
+
+def tune_model(
+    support: Path, model: str, out: Path, steps: int, seed: int, progress: Callable[[int, int], None] | None = None
+) -> tuple[str, Tuned]:
+    """Tune a model on a folder of classes and, if that helps, write it to a folder: the model's name, and what came of it."""
+    if (out / WEIGHTS_FILE).exists():
+        raise UsageError(f"{str(out)!r} holds a model already: choose another --out")
+    files, labels = list_classes(support)
+    name = model
+    if model == "auto":
+        name, note = choose_model(kind_of(read_pictures(files, THUMBNAIL, 3)), shipped_models())
+        if note:
+            warnings.warn(note, SosnWarning, stacklevel=2)
+    method, recipe = load_with_recipe(name)
+    images = read_pictures(files, method.preprocessing.size, method.preprocessing.channels)
+    names = tuple(dict.fromkeys(labels))
+    bank = Bank(images, torch.tensor([names.index(label) for label in labels]), names)
+    result = tune(method, bank, steps, seed, progress)
+    if result.method is not None:
+        write_model(out, result.method, replace(recipe, title=f"{name}, tuned on {len(names)} classes of {support.name}"))
+    return name, result

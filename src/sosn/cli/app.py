@@ -9,6 +9,7 @@ import typer
 
 from sosn.cli.data import app as data_app
 from sosn.cli.importing import app as import_app
+from sosn.cli.photos import classify, export, tune
 
 app = typer.Typer(
     name="sosn",
@@ -20,6 +21,9 @@ app = typer.Typer(
 
 app.add_typer(data_app, name="data")
 app.add_typer(import_app, name="import")
+app.command()(classify)
+app.command()(export)
+app.command()(tune)
 
 # Settings are words without dashes; a --steps that slips in reaches the recipe's own message.
 WORDS = {"ignore_unknown_options": True}

@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from sosn.answering import Classified
     from sosn.comparison import Row
     from sosn.data.check import Finding
     from sosn.demo import DemoResult
@@ -157,6 +159,20 @@ def show_comparison(rows: "list[Row]", settings: "EvaluationSettings") -> None:
         )  # fmt: skip
     out = Console(highlight=False)
     (out if out.is_terminal else Console(highlight=False, width=200)).print(table)  # a file has no edge to break lines at
+
+
+def show_answers(told: "list[Classified]") -> None:
+    table = _table("", "image", "answer", "probability", "next best")
+    for one in told:
+        if one.answer is None:
+            table.add_row(escape(one.image), "could not be read", "", "")
+            continue
+        answer = "none of these" if one.answer.answer is None else escape(str(one.answer.answer))
+        _, *others = sorted(one.answer.probabilities.items(), key=lambda pair: -pair[1])
+        second = f"{escape(str(others[0][0]))} {100 * others[0][1]:.0f}%" if others else ""
+        table.add_row(escape(one.image), answer, f"{100 * one.answer.probability:.0f}%", second)
+    out = Console(highlight=False)
+    (out if out.is_terminal else Console(highlight=False, width=200)).print(table)
 
 
 def show_datasets(found: list[dict[str, Any]], forms: dict[str, str]) -> None:

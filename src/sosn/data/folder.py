@@ -66,34 +66,56 @@ class _Picture:
 
 
 def _from_folders(root: Path) -> list[_Picture]:
-    if not root.is_dir():
-        raise DataError(f"there is no folder {str(root)!r}: give one that holds a folder of images for each class")
     named = [name for name in SPLITS if (root / name).is_dir()]
     pictures: list[_Picture] = []
     others: list[Path] = []
     for split in named or [""]:
-        classes = _visible(root / split, Path.is_dir)
-        if not classes:
-            raise DataError(f"folder {str(root / split)!r} has no folders in it: it needs one for each class")
-        for entry in classes:
-            files = _visible(entry, Path.is_file)
-            images = [file for file in files if file.suffix.lower() in Image.registered_extensions()]
-            if not images:
-                below = _visible(entry, Path.is_dir)
-                where = (
-                    f"; there is a folder {below[0].name!r} in it: give the folder whose folders hold images" if below else ""
-                )
-                raise DataError(f"class {entry.name!r} has no images in {str(entry)!r}: add some or remove the folder{where}")
-            pictures += [_Picture(file, entry.name, split) for file in images]
-            others += [file for file in files if file.suffix.lower() not in Image.registered_extensions()]
+        classes, left_out = class_files(root / split)
+        pictures += [_Picture(file, label, split) for label, files in classes.items() for file in files]
+        others += left_out
+    warn_left_out(root, others)
+    return pictures
+
+
+def class_files(root: Path) -> tuple[dict[str, list[Path]], list[Path]]:
+    """The images of each class in a folder of folders, and the files there whose names are not those of images.
+
+    Refuses a folder that has no folders in it, and a class without images.
+    """
+    if not root.is_dir():
+        raise DataError(f"there is no folder {str(root)!r}: give one that holds a folder of images for each class")
+    found: dict[str, list[Path]] = {}
+    others: list[Path] = []
+    for entry in _visible(root, Path.is_dir):
+        images, left_out = image_files(entry)
+        if not images:
+            below = _visible(entry, Path.is_dir)
+            where = f"; there is a folder {below[0].name!r} in it: give the folder whose folders hold images" if below else ""
+            raise DataError(f"class {entry.name!r} has no images in {str(entry)!r}: add some or remove the folder{where}")
+        found[entry.name] = images
+        others += left_out
+    if not found:
+        raise DataError(f"folder {str(root)!r} has no folders in it: it needs one for each class")
+    return found, others
+
+
+def image_files(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The files of a folder, sorted: those with names of images, and the others."""
+    files = _visible(folder, Path.is_file)
+    known = Image.registered_extensions()
+    others = [file for file in files if file.suffix.lower() not in known]
+    return [file for file in files if file.suffix.lower() in known], others
+
+
+def warn_left_out(root: Path, others: list[Path]) -> None:
+    """Say how many files of a folder are not looked at, if any."""
     if others:
         warnings.warn(
             f"{len(others)} files in {str(root)!r} are left out, such as {str(others[0].relative_to(root))!r}: their names are "
             "not those of images",
             SosnWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
-    return pictures
 
 
 def _visible(root: Path, kind: Callable[[Path], bool]) -> list[Path]:

@@ -14,6 +14,7 @@ from sosn.method.prototypical import PrototypicalNet
 from sosn.method.relation_net import RelationNet
 from sosn.method.siamese import SiameseNet
 from sosn.method.sosn import SoSN
+from sosn.method.timm_prototype import TimmPrototype
 from sosn.spelling import nearest
 
 METHODS: dict[str, type[Method]] = {
@@ -23,6 +24,7 @@ METHODS: dict[str, type[Method]] = {
         NearestPrototype, DeepBDC, CovaMNet, MetaLSTM,
     )
 }  # fmt: skip
+FROZEN: dict[str, type[Method]] = {TimmPrototype.name: TimmPrototype}  # used as they come: no recipe trains them
 
 
 def method_class(name: str) -> type[Method]:
@@ -32,6 +34,7 @@ def method_class(name: str) -> type[Method]:
 
 
 __all__ = [
+    "FROZEN",
     "MAML",
     "METHODS",
     "Baseline",
@@ -47,5 +50,6 @@ __all__ = [
     "RelationNet",
     "SiameseNet",
     "SoSN",
+    "TimmPrototype",
     "method_class",
 ]

@@ -32,6 +32,7 @@ class Method(nn.Module, ABC):
     adapts: bool = False
     own_loss: ClassVar[LossName] = "mse"
     trained: bool = False
+    classes_apart: ClassVar[bool] = False  # whether the score of a class depends on it and the query, not on other classes
     capturable: ClassVar[bool] = False  # whether a training step never waits for the GPU, so that it can be a CUDA graph
 
     preprocessing: Preprocessing

@@ -22,6 +22,7 @@ class CovaMNet(SoftmaxMethod):
     """
 
     name: ClassVar[str] = "covamnet"
+    classes_apart: ClassVar[bool] = True
 
     def __init__(
         self,

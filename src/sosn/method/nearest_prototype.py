@@ -28,6 +28,7 @@ class NearestPrototype(SoftmaxMethod):
     """
 
     name: ClassVar[str] = "nearest_prototype"
+    classes_apart: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -22,6 +22,7 @@ class PrototypicalNet(SoftmaxMethod):
     """
 
     name: ClassVar[str] = "prototypical"
+    classes_apart: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -23,6 +23,7 @@ class SiameseNet(EncodedMethod):
     """
 
     name: ClassVar[str] = "siamese"
+    classes_apart: ClassVar[bool] = True
     own_loss: ClassVar[LossName] = "binary_cross_entropy"
 
     def __init__(

@@ -33,6 +33,7 @@ class SoSN(Method):
 
     name: ClassVar[str] = "sosn"
     capturable: ClassVar[bool] = True
+    classes_apart: ClassVar[bool] = True
     permutations: Tensor
 
     def __init__(
@@ -96,23 +97,33 @@ class SoSN(Method):
 
     def compare(self, support: Tensor, query: Tensor) -> Tensor:
         """Feature maps (E, L, Z, K, N) and (E, Q, K, N) → similarity logits (E, Q, L)."""
-        # With running statistics a pair's score is its own, so pairs can go in parts that fit in fast memory.
-        alone = not any(layer.training for layer in batch_norms(self.similarity))
-        at_once = PAIRS_AT_ONCE.get(query.device.type, 128) if alone else sys.maxsize
         if self.relation.stacked:  # each image is permuted, and convolved, once for all its pairs
-            left = self._permute(self.relation.describe_support(support))
-            right = self._permute(self.relation.describe_query(query))
-            if enabled():
-                queries = max(1, at_once // (left.shape[0] * left.shape[1]))
-                return torch.cat(
-                    [self.similarity.pairs(left, part) for part in right.split(min(queries, right.shape[1]), 1)], 1
-                )
-            pairs = stack_pairs(left, right)
-        else:
-            pairs = self._permute(self.relation.describe_pairs(support, query))
+            return self.compare_described(self.describe(support), self._permute(self.relation.describe_query(query)))
+        return self._score(self._permute(self.relation.describe_pairs(support, query)))
+
+    def describe(self, shots: Tensor) -> Tensor:
+        """What a stacked relation remembers of classes: maps (…, Z, K, N) of their shots → (…, P, S, K, K)."""
+        return self._permute(self.relation.describe_support(shots))
+
+    def compare_described(self, support: Tensor, query: Tensor) -> Tensor:
+        """What describe gave of classes (E, L, …) and of queries (E, Q, …), a query being one shot → logits (E, Q, L)."""
+        if not enabled():
+            return self._score(stack_pairs(support, query))
+        queries = max(1, self._pairs_at_once(query) // (support.shape[0] * support.shape[1]))
+        parts = query.split(min(queries, query.shape[1]), 1)
+        return torch.cat([self.similarity.pairs(support, part) for part in parts], 1)
+
+    def _score(self, pairs: Tensor) -> Tensor:
         flat = pairs.flatten(0, 2)
-        logits: Tensor = torch.cat([self.similarity(part) for part in flat.split(min(at_once, len(flat)))])
+        parts = flat.split(min(self._pairs_at_once(flat), len(flat)))
+        logits: Tensor = torch.cat([self.similarity(part) for part in parts])
         return logits.view(pairs.shape[:3])
+
+    def _pairs_at_once(self, where: Tensor) -> int:
+        """With running statistics a pair's score is its own, so pairs can go in parts that fit in fast memory."""
+        if any(layer.training for layer in batch_norms(self.similarity)):
+            return sys.maxsize
+        return PAIRS_AT_ONCE.get(where.device.type, 128)
 
     def _permute(self, matrices: Tensor) -> Tensor:
         """All permutations of matrices (…, C, K, K) → (…, P, C, K, K); a single one is the identity."""

@@ -1,0 +1,104 @@
+"""The job of `sosn classify`: many files in, an answer or a reason for each, free of printing."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from sosn.classifier import Alike, Answer, FewShotClassifier
+from sosn.data.folder import image_files
+from sosn.errors import DataError, UsageError
+from sosn.models import shipped_models
+from sosn.pictures import read_picture
+from sosn.support import IMAGES
+
+
+@dataclass(frozen=True)
+class Classified:
+    """A file, and the answer or the reason why there is none."""
+
+    image: str
+    answer: Answer | None = None
+    alike: Alike | None = None
+    error: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        if self.answer is None:
+            return {"image": self.image, "error": self.error}
+        told: dict[str, Any] = {"image": self.image, **vars(self.answer)}
+        return told if self.alike is None else told | {"most_alike": self.alike.source}
+
+
+def find_images(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
+    """Files as they are given, and of folders all image files in them and below, sorted. Refuses a folder without any."""
+    found: list[Path] = []
+    for place in map(Path, places):
+        if not place.is_dir():
+            found.append(place)
+            continue
+        inside = [file for folder in _folders(place) for file in image_files(folder)[0]]
+        if not inside:
+            raise DataError(f"folder {str(place)!r} has no image files in it")
+        found += inside
+    if not found:
+        raise UsageError("there are no images to classify: give files or folders")
+    return found
+
+
+def _folders(place: Path) -> Iterator[Path]:
+    yield place
+    for entry in sorted(place.iterdir()):
+        if entry.is_dir() and not entry.name.startswith("."):
+            yield from _folders(entry)
+
+
+def classify_files(
+    classifier: FewShotClassifier,
+    files: list[Path],
+    reject: float | None = None,
+    alike: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Classified]:
+    """Classify files; one that cannot be read gets an error in place of an answer, and the others go on.
+
+    alike: name the most alike picture of the support too.
+    """
+    size, channels = classifier.method_.preprocessing.size, classifier.method_.preprocessing.channels
+    told: list[Classified] = []
+    for first in range(0, len(files), IMAGES):
+        images: dict[str, Tensor] = {}
+        errors: dict[str, str] = {}
+        part = [str(file) for file in files[first : first + IMAGES]]
+        for file in part:
+            try:
+                images[file] = read_picture(file, size, channels)
+            except DataError as error:
+                errors[file] = str(error)
+        pictures = list(images.values())
+        answers = dict(zip(images, classifier.answers(pictures, reject), strict=True)) if images else {}
+        nearest = dict(zip(images, classifier.most_alike(pictures), strict=True)) if images and alike else {}
+        told += [Classified(file, answers.get(file), nearest.get(file), errors.get(file)) for file in part]
+        if progress:
+            progress(len(told), len(files))
+    return told
+
+
+def expectation(classifier: FewShotClassifier) -> str:
+    """What to expect of these classes with this model, in a few sentences."""
+    counts = classifier.shots_
+    shots = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+    words = [f"model {classifier.model_!r}; {len(counts)} classes of {classifier.kind_} with {shots} images each."]
+    card = shipped_models().get(classifier.model_)
+    if card:
+        words.append(
+            f"It is right on {100 * card['accuracy']:.0f}% of {card['way']}-way {card['shot']}-shot tasks of {card['data']}; "
+            "expect less on images of other kinds."
+        )
+    if classifier.kind_ == "photos":
+        words.append("A network this small is right on about half of 5-way photos from one example each.")
+    if min(counts) < 5:
+        words.append("More images of each class help most.")
+    return " ".join(words)

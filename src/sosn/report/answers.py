@@ -1,0 +1,52 @@
+"""Answers of `sosn classify` as one HTML page with thumbnails inside it."""
+
+import base64
+import io
+from datetime import datetime
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from PIL import Image
+
+import sosn
+from sosn.answering import Classified
+from sosn.data.folder import class_files, fit_image
+from sosn.files import write_atomically
+
+THUMBNAIL = 96
+SHOWN = 8  # pictures of a class
+LIKELY = 3  # classes of an answer
+
+
+def write_answers(path: Path, support: Path, told: list[Classified], lead: str) -> Path:
+    """Write the page of these answers to a file, with the support folder's pictures at its head, and return its path."""
+    classes, _ = class_files(support)
+    template = jinja2.Template((resources.files("sosn") / "report" / "answers.html").read_text("utf-8"), autoescape=True)
+    page = template.render(
+        title=f"{len(told)} images, {len(classes)} classes", lead=lead, version=sosn.__version__,
+        date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
+        classes=[(name, [_thumbnail(file) for file in own[:SHOWN]]) for name, own in classes.items()],
+        rows=[_row(one) for one in told if one.answer], failed=[one.error for one in told if one.error],
+    )  # fmt: skip
+    write_atomically(path, page.encode())
+    return path
+
+
+def _row(one: Classified) -> dict[str, Any]:
+    assert one.answer is not None
+    likely = sorted(one.answer.probabilities.items(), key=lambda pair: -pair[1])[:LIKELY]
+    row = {"image": one.image, "picture": _thumbnail(Path(one.image)), "answer": one.answer.answer, "likely": likely}
+    if one.alike and one.alike.source:
+        row |= {"alike": _thumbnail(Path(one.alike.source)), "alike_name": Path(one.alike.source).name}
+    return row
+
+
+def _thumbnail(file: Path) -> str:
+    with Image.open(file) as opened:
+        longest = max(opened.size)
+        square = Image.fromarray(fit_image(opened, min(THUMBNAIL, longest), 3).permute(1, 2, 0).contiguous().numpy())
+    buffer = io.BytesIO()
+    square.save(buffer, "JPEG", quality=85)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()

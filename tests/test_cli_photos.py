@@ -1,0 +1,118 @@
+"""`sosn classify`: what it prints, where, and with which exit code."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import sosn
+from test_cli import Cli, cli
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+__all__ = ["cli"]  # a fixture
+
+
+@pytest.fixture(scope="module")
+def drawings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """support/: three characters, two drawings each; query/: two more of each; other/: a character of another alphabet."""
+    root = tmp_path_factory.mktemp("drawings")
+    bank = sosn.open_bank("glyphs", "test", alphabets=10, characters=4, drawings=4, seed=3)
+    for number, name in enumerate((*bank.names[:3], bank.names[-1])):
+        for place, image in enumerate(bank.class_images(name)):
+            part = "other" if number == 3 else "support" if place < 2 else "query"
+            folder = root / part / f"letter {number}"
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image[0].numpy()).save(folder / f"{place}.png")
+    return root
+
+
+def test_a_folder_is_classified_as_a_table(cli: Cli, drawings: Path) -> None:
+    code, out, err = cli("classify", "--support", str(drawings / "support"), str(drawings / "query"))
+    assert code == 0, err
+    rows = [line for line in out.splitlines() if ".png" in line]
+    assert len(rows) == 6
+    assert sum(f"query/letter {number}" in row and f" letter {number} " in row for row in rows for number in range(3)) >= 5
+    assert "3 classes of drawings with 2 images each" in err
+    assert "More images of each class help most" in err
+
+
+def test_json_is_one_document_with_the_scores_of_all_classes(cli: Cli, drawings: Path) -> None:
+    files = sorted((drawings / "query").glob("*/*.png"))
+    code, out, err = cli("classify", "--support", str(drawings / "support"), "--model", "glyphs", "--json", *map(str, files))
+    assert code == 0, err
+    told = json.loads(out)
+    assert told["model"] == "glyphs"
+    assert told["kind"] == "drawings"
+    assert told["calibrated"] is True
+    assert told["classes"] == {"letter 0": 2, "letter 1": 2, "letter 2": 2}
+    assert [answer["image"] for answer in told["answers"]] == [str(file) for file in files]
+    for answer in told["answers"]:
+        assert set(answer["probabilities"]) == set(answer["similarities"]) == set(told["classes"])
+        assert answer["answer"] == max(answer["similarities"], key=lambda name: answer["similarities"][name])
+        assert sum(answer["probabilities"].values()) == pytest.approx(1, abs=1e-5)
+    assert told["failed"] == []
+
+
+def test_a_corrupt_file_is_reported_and_the_rest_go_on(cli: Cli, drawings: Path, tmp_path: Path) -> None:
+    good = drawings / "query" / "letter 1" / "2.png"
+    torn = tmp_path / "torn.png"
+    torn.write_bytes(good.read_bytes()[:60])
+    words = ["--support", str(drawings / "support"), str(torn), str(good), "nowhere.png"]
+    code, out, err = cli("classify", "--csv", *words)
+    assert code == 1
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert [row["image"] for row in rows] == [str(torn), str(good), "nowhere.png"]
+    assert [bool(row["error"]) for row in rows] == [True, False, True]
+    assert rows[1]["answer"] == "letter 1"
+    assert 0 < float(rows[1]["probability"]) <= 1
+    assert "torn.png" in err
+    code, out, _ = cli("classify", "--json", *words)
+    assert code == 1
+    told = json.loads(out)
+    assert len(told["answers"]) == 1
+    assert [one["image"] for one in told["failed"]] == [str(torn), "nowhere.png"]
+
+
+def test_unknown_classes_are_none_of_these(cli: Cli, drawings: Path) -> None:
+    words = ["--support", str(drawings / "support"), "--reject", "0.1", "--json"]
+    code, out, err = cli("classify", *words, str(drawings / "other"), str(drawings / "query"))
+    assert code == 0, err
+    answers = json.loads(out)["answers"]
+    assert sum(answer["answer"] is None for answer in answers[:4]) >= 3
+    assert sum(answer["answer"] is None for answer in answers[4:]) <= 1
+    code, _, err = cli("classify", *words, "--reject", "0.9", str(drawings / "other"))
+    assert code == 2
+    assert "from 0.01 to 0.5" in err
+
+
+def test_the_page_shows_every_picture_and_what_it_is_most_alike(cli: Cli, drawings: Path, tmp_path: Path) -> None:
+    torn = tmp_path / "<torn>.png"
+    torn.write_bytes(b"no image")
+    words = ["--support", str(drawings / "support"), "--html", str(tmp_path / "page.html"), str(drawings / "query"), str(torn)]
+    code, out, err = cli("classify", *words)
+    assert code == 1
+    assert "could not be read" in out
+    assert "page.html" in err
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert page.count("data:image/jpeg;base64,") == 6 + 2 * 6  # the support, the queries, and what each is most alike
+    assert "&lt;torn&gt;.png" in page
+    assert "<torn>" not in page
+
+
+def test_what_makes_no_sense_is_said(cli: Cli, drawings: Path, tmp_path: Path) -> None:
+    support = ["--support", str(drawings / "support")]
+    (tmp_path / "empty").mkdir()
+    for words, code, message in (
+        ([*support, "--csv", "--json", "x.png"], 2, "choose one"),
+        ([*support, "empty"], 1, "has no image files"),
+        ([*support, "--model", "glyfs", str(drawings / "query")], 2, "did you mean 'glyphs'?"),
+        (["--support", "nowhere", str(drawings / "query")], 1, "there is no folder 'nowhere'"),
+        (["--support", "empty", str(drawings / "query")], 1, "needs one for each class"),
+    ):
+        found, out, err = cli("classify", *words)
+        assert found == code, err
+        assert message in err
+        assert out == ""

@@ -1,0 +1,89 @@
+"""Drawings or photos, and the model that fits."""
+
+import tarfile
+from pathlib import Path
+from typing import IO, cast
+
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+import sosn
+from sosn.kind import choose_model, kind_of
+from sosn.models import shipped_models
+from sosn.pictures import read_picture
+
+
+def _tones(channels: int) -> Tensor:
+    """Smooth noise: like a photo, it has all tones."""
+    coarse = torch.rand(6, channels, 8, 8, generator=sosn.generator("tones"))
+    fine = F.interpolate(coarse, 64, mode="bilinear").expand(-1, 3, -1, -1)
+    return (255 * fine).to(torch.uint8)
+
+
+def test_generated_characters_are_drawings_on_white_and_on_black_paper() -> None:
+    bank = sosn.open_bank("glyphs", "val", alphabets=10, characters=3, drawings=2)
+    assert kind_of(bank.images.expand(-1, 3, -1, -1)) == "drawings"
+    assert kind_of(255 - bank.images.expand(-1, 3, -1, -1)) == "drawings"
+
+
+def test_colour_and_grey_tones_are_photos() -> None:
+    assert kind_of(_tones(3)) == "photos"
+    assert kind_of(_tones(1)) == "photos"
+
+
+def test_a_coloured_thing_on_white_ground_is_a_photo() -> None:
+    images = torch.full((3, 3, 64, 64), 255, dtype=torch.uint8)
+    images[:, 1:, 8:56, 16:48] = 30  # a red thing
+    assert kind_of(images) == "photos"
+
+
+def test_the_majority_decides() -> None:
+    paper = torch.full((5, 3, 64, 64), 250, dtype=torch.uint8)
+    assert kind_of(torch.cat((paper, _tones(3)[:4]))) == "drawings"
+    assert kind_of(torch.cat((paper[:3], _tones(3)[:4]))) == "photos"
+
+
+@pytest.mark.parametrize(
+    ("kind", "shipped", "name"),
+    [
+        ("drawings", ["glyphs", "mini-imagenet", "omniglot"], "omniglot"),
+        ("drawings", ["glyphs", "mini-imagenet"], "glyphs"),
+        ("photos", ["glyphs", "mini-imagenet", "omniglot"], "mini-imagenet"),
+    ],
+)
+def test_a_model_of_the_kind_is_chosen_without_a_word(kind: str, shipped: list[str], name: str) -> None:
+    assert choose_model(kind, shipped) == (name, None)  # type: ignore[arg-type]
+
+
+def test_where_no_model_knows_the_kind_it_is_said() -> None:
+    name, note = choose_model("photos", ["glyphs"])
+    assert name == "glyphs"
+    assert note is not None
+    assert "no model in the package was trained on photos" in note
+    assert choose_model("drawings", ["mini-imagenet"])[1] is not None
+    for kind in ("drawings", "photos"):
+        assert choose_model(kind, shipped_models())[0] in shipped_models()
+
+
+def _from_archive(path: Path, every: int, count: int) -> list[Tensor]:
+    """Some images of a tar archive, each as the classifier looks at it."""
+    found: list[Tensor] = []
+    with tarfile.open(path) as archive:
+        images = (member for member in archive if member.name.endswith((".png", ".jpg")))
+        for number, member in enumerate(images):
+            if number % every == 0:
+                found.append(read_picture(Image.open(cast(IO[bytes], archive.extractfile(member))), 64, 3).unsqueeze(0))
+            if len(found) == count:
+                break
+    return found
+
+
+@pytest.mark.real_data
+def test_omniglot_is_drawings_and_mini_imagenet_photos(real_data: Path) -> None:
+    drawings = _from_archive(real_data / "omniglot.tar.xz", 37, 100)
+    photos = _from_archive(real_data / "mini-imagenet" / "val.tar.xz", 37, 100)
+    assert sum(kind_of(image) == "drawings" for image in drawings) >= 98
+    assert sum(kind_of(image) == "photos" for image in photos) >= 90  # dark grey ones are not; a set goes by its majority
