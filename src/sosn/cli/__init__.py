@@ -17,7 +17,7 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from sosn.cli.app import app
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill ends as Ctrl-C does
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill ends as Ctrl-C does
     with warnings.catch_warnings():
         plain = warnings.showwarning
         warnings.showwarning = lambda message, kind, *rest: (
@@ -37,6 +37,8 @@ def main() -> None:
             except OSError as error:
                 _end(f"error: cannot write to standard output ({error.strerror})", 1)
             raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _end(sentence: str, code: int) -> NoReturn:
