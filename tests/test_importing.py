@@ -14,6 +14,7 @@ import sosn
 from sosn.episode import Episode
 from sosn.errors import CheckpointError, UsageError
 from sosn.importing import import_relation_net, write_model
+from sosn.models import load_with_recipe
 from test_cli import Cli, cli
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -191,6 +192,8 @@ def test_the_encoder_of_a_model_is_frozen_under_a_nearest_prototype(cli: Cli, tm
     assert code == 0, err
     model = sosn.load(tmp_path / "frozen")
     assert (model.name, model.config["metric"], model.config["eta"]) == ("nearest_prototype", "cosine", 20.0)
+    recipe = load_with_recipe(str(tmp_path / "frozen"))[1]
+    assert (recipe.model.method, recipe.model.options["eta"]) == ("nearest_prototype", 20.0)
     words = "data.seed=5 data.alphabets=10 data.characters=6 data.drawings=8 query=2 episodes=20 device=cpu --json".split()
     code, out, err = cli("compare", "frozen", "glyphs", *words)
     assert code == 0, err
@@ -211,3 +214,10 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     method, recipe = import_relation_net(tmp_path / "encoder.pkl", tmp_path / "relation.pkl")
     with pytest.raises(sosn.SosnError, match="cannot make the folder"):
         write_model(tmp_path / "encoder.pkl" / "inside", method, recipe)
+
+
+@pytest.mark.parametrize(("channels", "data"), [(1, "omniglot"), (3, "mini-imagenet")])
+def test_published_weights_come_with_the_recipe_they_were_trained_by(tmp_path: Path, channels: int, data: str) -> None:
+    release(tmp_path, channels)
+    _, recipe = import_relation_net(tmp_path / "encoder.pkl", tmp_path / "relation.pkl")
+    assert (recipe.data.name, recipe.model.method, recipe.training.clip) == (data, "relation_net", 0.5)

@@ -72,12 +72,15 @@ def test_training_tells_all_training_classes_apart(name: str) -> None:
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-9)
 
 
-def test_scores_are_the_softmax_of_the_fitted_head() -> None:
-    method, tasks = make("baseline").eval(), episode(2)
+@pytest.mark.parametrize("name", ["baseline", "baseline++"])
+def test_scores_are_the_softmax_of_the_fitted_head(name: str) -> None:
+    method, tasks = make(name).eval(), episode(2)
     with torch.no_grad():
         support = rival_reference.encode(method, tasks.support.flatten(0, 2), running=True).reshape(2, 3, 2, -1)
         query = rival_reference.encode(method, tasks.query.flatten(0, 1), running=True).reshape(2, 4, -1)
-        torch.testing.assert_close(method(tasks), linear_head(support, query, 7, 0.01, 0.001).softmax(-1), rtol=0, atol=1e-8)
+        fit = (support, query, 7, 0.01, 0.001)
+        logits = linear_head(*fit) if name == "baseline" else cosine_head(*fit, 10.0)
+        torch.testing.assert_close(method(tasks), logits.softmax(-1), rtol=0, atol=1e-8)
 
 
 def test_a_classifier_needs_class_numbers_and_cross_entropy() -> None:

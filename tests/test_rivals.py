@@ -17,7 +17,7 @@ from sosn.episode import Episode
 from sosn.errors import UntrainedError, UsageError
 from sosn.method import METHODS, Method, NearestPrototype, method_class
 from sosn.method.base import LossName
-from sosn.method.relation_net import RelationModule
+from sosn.method.relation_net import RelationModule, RelationNet
 from sosn.storage import load_method, save_method
 from test_method_sosn import draw
 
@@ -325,3 +325,11 @@ def test_models_whose_encoder_cannot_be_frozen_are_refused() -> None:
     maml.trained = True
     with pytest.raises(UsageError, match="'maml' keeps no running statistics"):
         NearestPrototype.of(maml)
+
+
+def test_relation_net_starts_as_its_authors_have_it() -> None:
+    torch.manual_seed(0)
+    head = RelationNet(channels=1, input_size=28).relation.head
+    layers = [layer for layer in head if isinstance(layer, torch.nn.Linear)]
+    assert [layer.bias.eq(1).all().item() for layer in layers] == [True, True]
+    assert layers[0].weight.std().item() == pytest.approx(0.01, rel=0.2)
