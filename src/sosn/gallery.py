@@ -203,7 +203,7 @@ class _Faiss:
     def __init__(self, vectors: Tensor) -> None:
         import faiss
 
-        self.index = faiss.IndexFlatIP(vectors.shape[1])
+        self.index: Any = faiss.IndexFlatIP(vectors.shape[1])  # its annotations know less than it does
         self.add(vectors)
 
     def add(self, vectors: Tensor) -> None:
