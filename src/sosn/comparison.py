@@ -61,8 +61,9 @@ def compare_models(
         method.check_trained()
     settings, recipe = evaluation_settings(loaded[0][1], overrides)
     bank = open_evaluated(recipe, settings, say)
-    for model, (_, trained) in zip(models, loaded, strict=True):
-        check_unseen(model, trained, recipe, bank, settings.split)
+    for model, (method, trained) in zip(models, loaded, strict=True):
+        if method.parameter_count():  # or there is nothing that could have been trained
+            check_unseen(model, trained, recipe, bank, settings.split)
     rows: list[Row] = []
     for model, (method, _) in zip(models, loaded, strict=True):
         began = time.monotonic()

@@ -57,7 +57,8 @@ def evaluate_model(
     method.check_trained()
     settings, recipe = evaluation_settings(trained, overrides)
     bank = open_evaluated(recipe, settings, say)
-    check_unseen(model, trained, recipe, bank, settings.split)
+    if method.parameter_count():  # or there is nothing that could have been trained
+        check_unseen(model, trained, recipe, bank, settings.split)
     return evaluate_with(method, bank, settings, progress), settings
 
 
