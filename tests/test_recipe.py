@@ -367,3 +367,22 @@ def test_another_method_brings_its_own_loss_unless_one_is_given() -> None:
     for words in (["method=prototypical", "loss=mse"], ["training.loss=mse", "method=prototypical"]):
         assert override(recipe, words).training.loss == "mse"
     assert override(recipe, ["loss=cross_entropy", "method=sosn"]).training.loss == "cross_entropy"
+
+
+@pytest.mark.parametrize(
+    ("name", "way", "shot", "train_query", "test_query"),
+    [("5w1s", 5, 1, 19, 1), ("5w5s", 5, 5, 10, 5), ("20w1s", 20, 1, 10, 1), ("20w5s", 20, 5, 5, 2)],
+)
+def test_omniglot_recipes_have_the_sizes_of_the_paper(
+    name: str, way: int, shot: int, train_query: int, test_query: int
+) -> None:
+    recipe = load_recipe(f"omniglot-{name}")
+    episodes, training = recipe.episodes, recipe.training
+    assert (episodes.way, episodes.shot, episodes.query, recipe.validation.val_query) == (way, shot, train_query, test_query)
+    assert (training.learning_rate, training.schedule, training.decay_every, training.decay_factor) == (
+        1e-3,
+        "step",
+        50_000,
+        0.1,
+    )
+    assert (training.loss, training.optimiser, episodes.episodes_per_step) == ("mse", "adam", 1)

@@ -80,7 +80,7 @@ def evaluate(
 
     query counts images a class. statistics="running" uses what batch norm learnt in training; "batch" is the authors'
     transductive way. progress is called with the episodes done and their number. within="alphabet" takes the classes of each
-    episode from one alphabet, as Lake et al. did with Omniglot. With a fabric of several processes each takes its share of
+    episode from one alphabet, after Lake et al. With a fabric of several processes each takes its share of
     the episodes, and all get the same figures.
     """
     if episodes < 2:
