@@ -17,7 +17,7 @@ from sosn import FewShotClassifier
 from sosn.data import Bank
 from sosn.episode import Episode
 from sosn.errors import CheckpointError, DataError, NotFittedError, SosnWarning, UntrainedError, UsageError
-from sosn.method import MatchingNet, PrototypicalNet
+from sosn.method import MatchingNet, PrototypicalNet, method_class
 
 WAY, SHOT, QUERIES = 5, 3, 4
 
@@ -299,3 +299,22 @@ def test_scikit_learn_s_own_checks_of_the_constructor_pass() -> None:
         "check_estimator_repr",
     ):
         getattr(checks, name)("FewShotClassifier", FewShotClassifier())
+
+
+@pytest.mark.parametrize("name", "relation_net prototypical matching siamese deep_bdc covamnet nearest_prototype".split())
+def test_rivals_answer_through_the_same_classifier(name: str) -> None:
+    torch.manual_seed(0)
+    method = method_class(name)(channels=1, input_size=28)
+    bank = sosn.open_bank("glyphs", "val", alphabets=10, characters=3, drawings=4)
+    shown = [image for label in bank.names for image in bank.class_images(label)[:2]]
+    labels = [label for label in bank.names for _ in range(2)]
+    with pytest.raises(UntrainedError, match="has not been trained"):
+        FewShotClassifier(method).fit(shown, labels)
+    method.trained = True
+    asked = torch.stack([bank.class_images(label)[3] for label in bank.names])
+    classifier = FewShotClassifier(method).fit(shown, labels)
+    support = torch.stack([bank.class_images(label)[:2] for label in bank.names]).unsqueeze(0)
+    with torch.no_grad():
+        expected = method.eval()(Episode(support, asked.unsqueeze(0)))[0]
+    order = [bank.names.index(label) for label in classifier.classes_.tolist()]
+    assert classifier.similarities(asked) == pytest.approx(expected[:, order].numpy(), abs=1e-5)
