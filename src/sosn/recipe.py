@@ -15,6 +15,7 @@ from sosn.errors import UsageError
 from sosn.method import method_class
 from sosn.method.base import LossName
 from sosn.spelling import nearest
+from sosn.storage import is_shipped
 from sosn.typed import annotations, check_options, defaults, parse
 
 RECIPE_FILE = "recipe.toml"
@@ -61,6 +62,7 @@ class EpisodesSection:
 class TrainingSection:
     """How the weights are found."""
 
+    start: str = ""  # a run folder, weights file or shipped model whose weights training begins with, where they fit
     steps: int = 1000
     loss: LossName = "mse"
     optimiser: Literal["adam", "adamw"] = "adam"
@@ -112,6 +114,9 @@ class Recipe:
         kind, _, path = self.data.name.partition(":")
         if path:  # a run must find its images from any folder
             object.__setattr__(self, "data", replace(self.data, name=f"{kind}:{Path(path).expanduser().absolute()}"))
+        if self.training.start and not is_shipped(self.training.start):
+            path = str(Path(self.training.start).expanduser().absolute())
+            object.__setattr__(self, "training", replace(self.training, start=path))
         object.__setattr__(self, "data", replace(self.data, options=dataset | self.data.options))
         object.__setattr__(self, "model", replace(self.model, options=method | self.model.options))
         for section, name, least in (

@@ -24,8 +24,10 @@ from sosn.training.capture import CapturedStep
 from sosn.training.progress import Progress
 from sosn.training.run import Run, contents
 from sosn.training.schedule import learning_rate
+from sosn.training.seen import overlap
 from sosn.training.setup import build, make_fabric, make_optimiser, open_split
 from sosn.training.source import EpisodeSource
+from sosn.training.start import take_weights
 
 
 class Trainer:
@@ -70,6 +72,25 @@ class Trainer:
         self.step = 0  # steps taken
         self.began, self.earlier = time.monotonic(), 0.0  # this process's start, and seconds that others spent on the run
         self.best = -1.0
+
+    def begin(self) -> dict[str, Any]:
+        """Take the weights that the recipe starts from, if it names any, say which, and return what is written of it.
+
+        Refuses weights that were trained on classes which validation would take for new ones.
+        """
+        if not self.recipe.training.start:
+            return {}
+        start = take_weights(self.method, self.recipe.training.start)
+        known = overlap(start.seen, self.recipe.data, self.val_bank.names) if self.val_bank else set()
+        if known:
+            raise DataError(
+                f"{len(known)} classes of val, such as {min(known)!r}, are classes that start {start.model!r} was trained on: "
+                "split the images as they were split there, or start from another model"
+            )
+        for name, weight in self.method.named_parameters():
+            self.average[name].copy_(weight.detach())
+        self.progress.say(str(start))
+        return start.to_json()
 
     def episode(self, purpose: str, number: int) -> Episode:
         """Training episodes of one step, augmented as the recipe says; they depend on the seed, purpose and number alone."""
@@ -151,6 +172,8 @@ class Trainer:
         if not self.fabric.is_global_zero:
             return
         about = {"recipe": self.recipe.to_table(), "step": self.step, "selection": selection}
+        if recorded := self.run.about().get("start"):
+            about["seen"] = recorded["seen"]  # goes wherever the weights go
         self.judged.trained = True
         save_method(self.run.weights, self.judged, about)
 
