@@ -65,7 +65,7 @@ class TrainingSection:
     start: str = ""  # a run folder, weights file or shipped model whose weights training begins with, where they fit
     steps: int = 1000
     loss: LossName = "mse"
-    optimiser: Literal["adam", "adamw"] = "adam"
+    optimiser: Literal["adam", "adamw", "sgd"] = "adam"  # sgd: with Nesterov momentum 0.9
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
     schedule: Literal["constant", "step", "cosine"] = "constant"

@@ -3,7 +3,8 @@
 import copy
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from sosn.data import Bank, EpisodeSampler
 from sosn.data.augmentation import augment
+from sosn.encoder import DropBlock
 from sosn.episode import Episode
 from sosn.errors import DataError, MissingSplitError, TrainingError, UsageError
 from sosn.evaluation import Evaluation, evaluate
@@ -107,12 +109,23 @@ class Trainer:
             group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
         episode = self.episode("train", self.step)
         self.method.train()
-        with engine(training.engine):
+        with engine(training.engine), self.noise():
             loss = self.learn(episode)
         if training.average:
             update_average(self.average, self.method, training.average, self.step)
         self.step += 1
         return loss
+
+    @contextmanager
+    def noise(self) -> Iterator[None]:
+        """Random numbers that the method draws inside, of DropBlock, depend on the seed and the step alone."""
+        if not any(isinstance(layer, DropBlock) for layer in self.method.modules()):
+            yield
+            return
+        device = self.fabric.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(generator("noise", self.recipe.seed, self.step, self.fabric.global_rank).initial_seed())
+            yield
 
     def take(self, episode: Episode) -> Tensor:
         """Improve the weights on these episodes and return the loss before."""
