@@ -4,6 +4,7 @@ import json
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from pathlib import Path
@@ -238,11 +239,20 @@ def override(recipe: Recipe, assignments: Iterable[str]) -> Recipe:
         if section == "model" and name == "method" and text != table["model"]["method"]:
             usual = defaults(method_class(table["model"]["method"]))
             kept = {key: value for key, value in table["model"].items() if value != usual.get(key)}
-            table["model"] = {key: value for key, value in kept.items() if key in annotations(method_class(text))}
+            table["model"] = _fitting(kept, annotations(method_class(text)))
             if not named & {"loss", "training.loss"}:
                 table["training"]["loss"] = method_class(text).own_loss
         table[section][name] = parse(text)
     return from_table(table, "the command line")
+
+
+def _fitting(options: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Those options that another method has too, with values that it takes: the same word may mean something else there."""
+    fitting = {}
+    for key, value in options.items():
+        with suppress(UsageError):
+            fitting |= check_options({key: value}, known, "[model]")
+    return fitting
 
 
 def refuse_option(word: str) -> None:
