@@ -248,7 +248,7 @@ def override(recipe: Recipe, assignments: Iterable[str]) -> Recipe:
 
 def _fitting(options: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
     """Those options that another method has too, with values that it takes: the same word may mean something else there."""
-    fitting = {}
+    fitting: dict[str, Any] = {}
     for key, value in options.items():
         with suppress(UsageError):
             fitting |= check_options({key: value}, known, "[model]")

@@ -59,7 +59,7 @@ class ResNet12(nn.Module):
 
     def map_side(self, image_side: int) -> int:
         """Side of the feature map for a square image; 0 if the image is too small."""
-        return image_side // 2**self.pools
+        return image_side >> self.pools  # each pooling rounds down
 
 
 class Stage(nn.Module):

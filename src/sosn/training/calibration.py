@@ -30,9 +30,9 @@ def recalibrate(method: Method, episodes: Iterable[Episode]) -> None:
         layer.reset_running_stats()
         layer.momentum = None  # a plain average over all batches
     method.train()
-    for layer in method.modules():
-        if isinstance(layer, DropBlock):  # statistics are for evaluation, where nothing is left out
-            layer.eval()
+    for module in method.modules():
+        if isinstance(module, DropBlock):  # statistics are for evaluation, where nothing is left out
+            module.eval()
     for episode in episodes:
         method.logits(episode)
     method.eval()

@@ -63,8 +63,9 @@ def make_optimiser(method: Method, recipe: Recipe, device: torch.device) -> torc
             method.parameters(), rate, MOMENTUM, weight_decay=wanted.weight_decay, nesterov=True, fused=on_gpu or None
         )
     kind = torch.optim.AdamW if wanted.optimiser == "adamw" else torch.optim.Adam
-    held = {"fused": True, "capturable": True} if on_gpu else {}
-    return kind(method.parameters(), rate, weight_decay=wanted.weight_decay, **held)
+    return kind(
+        method.parameters(), rate, weight_decay=wanted.weight_decay, fused=on_gpu or None, capturable=on_gpu
+    )  # fmt: skip
 
 
 def make_fabric(recipe: Recipe, devices: int = 1, nodes: int = 1) -> Fabric:
