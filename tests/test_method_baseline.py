@@ -1,14 +1,17 @@
 """Baseline and Baseline++: the classifier of training, and the head for new classes against autograd."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import reference
 import rival_reference
 from sosn.errors import UsageError
 from sosn.method import Baseline, BaselinePlusPlus
-from sosn.method.baseline import cosine_head, linear_head
+from sosn.method.baseline import cosine_head, linear_head, upper_triangle
 from test_rivals import episode, make
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -99,3 +102,81 @@ def test_a_class_beyond_the_classifier_is_refused() -> None:
 def test_both_adapt_at_test_time() -> None:
     assert Baseline.adapts
     assert BaselinePlusPlus.adapts
+
+
+# --- what is classified -----------------------------------------------------------------------------------------------
+
+
+def described(maps: Tensor, features: str) -> Tensor:
+    """One image's map (K, N) as it is classified, an entry at a time."""
+    if features == "mean":
+        return torch.stack([row.sum() / len(row) for row in maps])
+    matrix = reference.autocorrelation(maps, 0.5)
+    matrix = 2 / (1 + torch.exp(-20.0 * matrix / (reference.trace(matrix) + 1e-6))) - 1
+    side = range(len(maps))
+    return torch.stack([matrix[i, j] * (1 if i == j else math.sqrt(2)) for i in side for j in side if j >= i])
+
+
+@pytest.mark.parametrize("features", ["mean", "second_order"])
+@pytest.mark.parametrize("name", ["baseline", "baseline++"])
+def test_means_and_second_order_matrices_are_classified_as_the_formula_says(name: str, features: str) -> None:
+    method, tasks = make(name, encoder="conv4", features=features, eta=20.0, shift=0.5), episode(2)
+    assert isinstance(method, Baseline)
+    assert tasks.labels is not None
+    assert tasks.classes is not None
+    assert method.classifier.in_features == (6 if features == "mean" else 21)
+    maps = rival_reference.encode(method, torch.cat((tasks.support.flatten(0, 2), tasks.query.flatten(0, 1))))
+    vectors = torch.stack([described(one, features) for one in maps])
+    logits = method.classify(vectors)
+    truth = [int(tasks.classes[e, c]) for e in range(2) for c in range(3) for _ in range(2)]
+    truth += [int(tasks.classes[e, tasks.labels[e, q]]) for e in range(2) for q in range(4)]
+    expected = -torch.stack([torch.log_softmax(row, 0)[label] for row, label in zip(logits, truth, strict=True)]).mean()
+    loss = method.loss(tasks, "cross_entropy")
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-8)
+    parameters = list(method.parameters())
+    for mine, theirs in zip(torch.autograd.grad(loss, parameters), torch.autograd.grad(expected, parameters), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-9)
+
+
+def test_the_upper_triangle_keeps_inner_products() -> None:
+    a, b = (matrix + matrix.mT for matrix in torch.randn(2, 3, 5, 5, dtype=torch.float64))
+    torch.testing.assert_close((upper_triangle(a) * upper_triangle(b)).sum(-1), (a * b).sum((-2, -1)))
+
+
+@pytest.mark.parametrize("features", ["flat", "second_order"])
+def test_the_nearest_head_answers_by_the_cosine_to_the_mean_of_the_shots(features: str) -> None:
+    method, tasks = make("baseline", encoder="conv4", features=features, head="nearest", eta=20.0, shift=0.5).eval(), episode(2)
+    assert isinstance(method, Baseline)
+    assert not method.adapts
+    images = torch.cat((tasks.support.flatten(0, 2), tasks.query.flatten(0, 1)))
+    with torch.no_grad():
+        maps = rival_reference.encode(method, images, running=True)
+        vectors = maps.flatten(1) if features == "flat" else torch.stack([described(one, features) for one in maps])
+        shots, queries = vectors[:12].unflatten(0, (2, 3, 2)), vectors[12:].unflatten(0, (2, 4))
+        classes = (shots[:, :, 0] + shots[:, :, 1]) / 2
+        cosines = [[[rival_reference.cosine(q, c) for c in classes[e]] for q in queries[e]] for e in range(2)]
+        torch.testing.assert_close(method(tasks), (10 * torch.tensor(cosines).double()).softmax(-1), rtol=0, atol=1e-6)
+
+
+def test_resnet12_is_averaged_over_positions_unless_told_otherwise() -> None:
+    resnet12 = {"encoder": "resnet12", "resnet12_width": 2}
+    widths = {"auto": 6, "mean": 6, "flat": 6 * 3 * 3, "second_order": 21}
+    for features, width in widths.items():
+        method = make("baseline", **resnet12, features=features)
+        assert isinstance(method, Baseline)
+        assert method.classifier.in_features == width
+    whole = make("baseline", **resnet12, encoder_width=0)
+    assert isinstance(whole, Baseline)
+    assert whole.classifier.in_features == 20  # all features of the last stage, as the literature has it
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"features": "third"}, "features is 'third'; choose one of auto, flat"),
+        ({"head": "none"}, "head is 'none'; choose one of"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(settings: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        make("baseline", **settings)

@@ -246,7 +246,7 @@ def test_images_too_small_for_the_encoder_are_refused(name: str) -> None:
     [
         ("prototypical", {"metric": "manhattan"}, "metric is 'manhattan'; choose one of euclidean, cosine, inner"),
         ("prototypical", {"scale": 0.0}, "scale is 0.0; it must be above 0"),
-        ("prototypical", {"encoder": "resnet"}, "encoder is 'resnet'; choose conv4 or conv4_pooled"),
+        ("prototypical", {"encoder": "resnet"}, "encoder is 'resnet'; choose conv4, conv4_pooled or resnet12"),
         ("relation_net", {"encoder": "conv4_pooled"}, "needs maps of 4 positions a side, not 1"),
         ("covamnet", {"encoder": "conv4_pooled"}, "needs maps of 2 positions a side, not 1"),
         ("matching", {"full_context": True, "fine_tune_steps": 1}, "exclude one another"),
@@ -317,9 +317,9 @@ def test_a_mean_image_is_frozen_with_the_encoder() -> None:
 
 
 def test_models_whose_encoder_cannot_be_frozen_are_refused() -> None:
-    with pytest.raises(UsageError, match="'pixels' has no conv4 encoder"):
+    with pytest.raises(UsageError, match="'pixels' has no encoder of sosn's"):
         NearestPrototype.of(method_class("pixels")())
-    with pytest.raises(UsageError, match="has no conv4 encoder that ends in a ReLU"):
+    with pytest.raises(UsageError, match="has no encoder of sosn's that ends in a ReLU"):
         NearestPrototype.of(sosn.SoSN(features="linear"))
     maml = make("maml")
     maml.trained = True

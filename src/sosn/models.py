@@ -1,7 +1,6 @@
 """Models by name: shipped with the package, or in a run folder."""
 
 import json
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +11,18 @@ from sosn.errors import CheckpointError, UsageError
 from sosn.method import Method
 from sosn.recipe import Recipe, from_table
 from sosn.spelling import nearest
-from sosn.storage import WEIGHTS_FILE, load_method, save_method
-
-
-def _shelf() -> Path:
-    return Path(str(resources.files("sosn"))) / "models"
+from sosn.storage import WEIGHTS_FILE, is_shipped, load_method, save_method, shelf
 
 
 def shipped_models() -> dict[str, dict[str, Any]]:
     """Cards of the models in the package, by name."""
-    return {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(_shelf().glob("*.json"))}
+    return {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(shelf().glob("*.json"))}
 
 
 def model_path(name_or_path: str) -> Path:
     """Where the weights of a shipped model, a run folder or a weights file are."""
-    if (_shelf() / f"{name_or_path}.safetensors").is_file():
-        return _shelf() / f"{name_or_path}.safetensors"
+    if is_shipped(name_or_path):
+        return shelf() / f"{name_or_path}.safetensors"
     path = Path(name_or_path)
     if path.is_dir():
         if not (path / WEIGHTS_FILE).is_file():
@@ -65,7 +60,7 @@ def load_with_recipe(name_or_path: str) -> tuple[Method, Recipe]:
 def calibration_of(name_or_path: str | Path) -> Calibration | None:
     """The measured confidence of a shipped model, from its card, or of a run folder; None where none was measured."""
     path = model_path(str(name_or_path))
-    if path.parent == _shelf():
+    if path.parent == shelf():
         table = shipped_models().get(path.stem, {}).get("calibration")
         return None if table is None else Calibration.from_json(table)
     return read_calibration(path.parent / CALIBRATION_FILE)

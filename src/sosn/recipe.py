@@ -4,6 +4,7 @@ import json
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from pathlib import Path
@@ -15,6 +16,7 @@ from sosn.errors import UsageError
 from sosn.method import method_class
 from sosn.method.base import LossName
 from sosn.spelling import nearest
+from sosn.storage import is_shipped
 from sosn.typed import annotations, check_options, defaults, parse
 
 RECIPE_FILE = "recipe.toml"
@@ -61,9 +63,10 @@ class EpisodesSection:
 class TrainingSection:
     """How the weights are found."""
 
+    start: str = ""  # a run folder, weights file or shipped model whose weights training begins with, where they fit
     steps: int = 1000
     loss: LossName = "mse"
-    optimiser: Literal["adam", "adamw"] = "adam"
+    optimiser: Literal["adam", "adamw", "sgd"] = "adam"  # sgd: with Nesterov momentum 0.9
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
     schedule: Literal["constant", "step", "cosine"] = "constant"
@@ -112,6 +115,9 @@ class Recipe:
         kind, _, path = self.data.name.partition(":")
         if path:  # a run must find its images from any folder
             object.__setattr__(self, "data", replace(self.data, name=f"{kind}:{Path(path).expanduser().absolute()}"))
+        if self.training.start and not is_shipped(self.training.start):
+            path = str(Path(self.training.start).expanduser().absolute())
+            object.__setattr__(self, "training", replace(self.training, start=path))
         object.__setattr__(self, "data", replace(self.data, options=dataset | self.data.options))
         object.__setattr__(self, "model", replace(self.model, options=method | self.model.options))
         for section, name, least in (
@@ -233,11 +239,20 @@ def override(recipe: Recipe, assignments: Iterable[str]) -> Recipe:
         if section == "model" and name == "method" and text != table["model"]["method"]:
             usual = defaults(method_class(table["model"]["method"]))
             kept = {key: value for key, value in table["model"].items() if value != usual.get(key)}
-            table["model"] = {key: value for key, value in kept.items() if key in annotations(method_class(text))}
+            table["model"] = _fitting(kept, annotations(method_class(text)))
             if not named & {"loss", "training.loss"}:
                 table["training"]["loss"] = method_class(text).own_loss
         table[section][name] = parse(text)
     return from_table(table, "the command line")
+
+
+def _fitting(options: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Those options that another method has too, with values that it takes: the same word may mean something else there."""
+    fitting: dict[str, Any] = {}
+    for key, value in options.items():
+        with suppress(UsageError):
+            fitting |= check_options({key: value}, known, "[model]")
+    return fitting
 
 
 def refuse_option(word: str) -> None:

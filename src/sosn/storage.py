@@ -1,9 +1,10 @@
 """Weights in safetensors files, with what is needed to use them again written beside the numbers."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,6 +17,17 @@ from sosn.method import FROZEN, method_class
 from sosn.method.base import Method
 
 WEIGHTS_FILE = "model.safetensors"  # in a run folder
+T = TypeVar("T")
+
+
+def shelf() -> Path:
+    """The folder of the models that come with the package."""
+    return Path(str(resources.files("sosn"))) / "models"
+
+
+def is_shipped(name: str) -> bool:
+    """Whether a model of this name comes with the package."""
+    return bool(name) and (shelf() / f"{name}.safetensors").is_file()
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
@@ -26,14 +38,24 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors of a file and the document about them."""
+    return _opened(path, lambda file: {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+
+
+def _opened(path: Path, read: Callable[[Any], T]) -> tuple[T, dict[str, Any]]:
+    """What read takes from a file, and the document about it."""
     if not path.is_file():
         raise CheckpointError(f"there is no weights file {str(path)!r}")
     try:
         with safe_open(path, "pt") as file:
             about = dict(json.loads((file.metadata() or {})["sosn"]))
-            return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118
+            return read(file), about
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         raise CheckpointError(f"{str(path)!r} is damaged or not a file of sosn's ({error})") from error
+
+
+def read_about(path: Path) -> dict[str, Any]:
+    """The document about the tensors of a file, without the tensors."""
+    return _opened(path, lambda file: None)[1]
 
 
 def save_method(path: Path, method: Method, about: Mapping[str, Any] | None = None, dtype: torch.dtype | None = None) -> None:

@@ -21,11 +21,9 @@ from sosn.models import load_with_recipe, shipped_models
 from sosn.pictures import list_classes, read_pictures
 from sosn.recipe import Recipe, override, refuse_option
 from sosn.storage import WEIGHTS_FILE
-from sosn.training.run import Run
+from sosn.training.seen import Seen, overlap, same_classes, seen_before, trained_classes, written_classes
 from sosn.tuning import Tuned, tune
 from sosn.typed import annotations, check_options, parse
-
-FAMILIES = ({"mini-imagenet", "tiered-imagenet"}, {"cifar-fs", "fc100"})  # whose classes have the same names
 
 
 @dataclass(frozen=True)
@@ -90,34 +88,21 @@ def evaluate_with(
 
 
 def check_unseen(model: str, trained: Recipe, recipe: Recipe, bank: Bank, split: str) -> None:
-    """Refuse classes that the model was trained on: they are split otherwise now, by other options or other folders."""
-    if split == "train" or not _same_classes(trained, recipe):
+    """Refuse classes that the model, or what it was started from, was trained on: they are split otherwise now."""
+    if split == "train":
         return
-    known = _trained_classes(model, trained, recipe) & set(bank.names)
+    seen = seen_before(model, trained)
+    if same_classes(trained.data, recipe.data):
+        written = written_classes(model)
+        if written is None and recipe.data != trained.data:  # else they are split as they were
+            written = trained_classes(model, trained)
+        seen.append(Seen(trained.data, frozenset(written or ())))
+    known = overlap(seen, recipe.data, bank.names)
     if known:
         raise DataError(
             f"{len(known)} classes of {split}, such as {min(known)!r}, are classes that {model!r} was trained on: the "
             "images are split otherwise here; use the options of its recipe, or give images train/, val/ and test/ folders"
         )
-
-
-def _same_classes(trained: Recipe, recipe: Recipe) -> bool:
-    """Whether the same class name means the same thing in the data of two recipes."""
-    first, second = trained.data, recipe.data
-    if first.name == second.name:
-        return first.name != "glyphs" or first.options["seed"] == second.options["seed"]
-    return any({first.name, second.name} <= family for family in FAMILIES)
-
-
-def _trained_classes(model: str, trained: Recipe, recipe: Recipe) -> set[str]:
-    """As the run wrote them down; else as its recipe finds them now, where that is not what is evaluated anyway."""
-    written = Run(Path(model)).about().get("data", {}).get("train", {}).get("classes") if Path(model).is_dir() else None
-    if written is not None or recipe.data == trained.data:
-        return set(written or ())
-    try:
-        return set(open_bank(trained.data.name, "train", trained.data.min_images, **trained.data.options).names)
-    except DataError:  # its images are not on this machine
-        return set()
 
 
 def evaluation_settings(recipe: Recipe, overrides: Sequence[str]) -> tuple[EvaluationSettings, Recipe]:

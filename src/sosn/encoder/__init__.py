@@ -4,19 +4,45 @@ from typing import Literal, get_args
 
 from sosn.encoder.conv4 import Conv4
 from sosn.encoder.conv4_pooled import Conv4Pooled
+from sosn.encoder.drop_block import DropBlock
+from sosn.encoder.resnet12 import ResNet12
 from sosn.errors import UsageError
 
-EncoderName = Literal["conv4", "conv4_pooled"]
+EncoderName = Literal["conv4", "conv4_pooled", "resnet12"]
+Encoder = Conv4 | Conv4Pooled | ResNet12
+RESNET12_OPTIONS = ("resnet12_width", "resnet12_pools", "resnet12_drop")
 
 
-def build_encoder(name: EncoderName, channels: int, width: int, input_size: int) -> Conv4 | Conv4Pooled:
-    """An encoder by name. Refuses images that are too small for it."""
+def build_encoder(
+    name: EncoderName,
+    channels: int,
+    width: int,
+    input_size: int,
+    features: Literal["relu", "linear"] = "relu",
+    resnet12_width: int = 64,
+    resnet12_pools: int = 3,
+    resnet12_drop: float = 0.0,
+) -> Encoder:
+    """An encoder by name, with `width` features a position (0 for as many as resnet12's stages have).
+
+    Refuses images that are too small for it.
+    """
     if name not in get_args(EncoderName):
-        raise UsageError(f"encoder is {name!r}; choose {' or '.join(get_args(EncoderName))}")
-    kind, least = (Conv4, 10) if name == "conv4" else (Conv4Pooled, 16)
-    if kind.map_side(input_size) < 1:
+        raise UsageError(f"encoder is {name!r}; choose {', '.join(get_args(EncoderName)[:-1])} or {get_args(EncoderName)[-1]}")
+    least_width = 0 if name == "resnet12" else 1
+    if width < least_width:
+        raise UsageError(f"encoder_width is {width}; it must be {least_width} or more")
+    encoder: Encoder
+    if name == "resnet12":
+        encoder = ResNet12(channels, width, features, resnet12_width, resnet12_pools, resnet12_drop)
+    elif name == "conv4_pooled":
+        encoder = Conv4Pooled(channels, width)
+    else:
+        encoder = Conv4(channels, width, features)
+    if encoder.map_side(input_size) < 1:
+        least = next(side for side in range(1, 17) if encoder.map_side(side) > 0)
         raise UsageError(f"input_size is {input_size}; {name} needs images of {least} pixels or more a side")
-    return kind(channels, width)
+    return encoder
 
 
-__all__ = ["Conv4", "Conv4Pooled", "EncoderName", "build_encoder"]
+__all__ = ["RESNET12_OPTIONS", "Conv4", "Conv4Pooled", "DropBlock", "Encoder", "EncoderName", "ResNet12", "build_encoder"]

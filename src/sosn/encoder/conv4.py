@@ -16,6 +16,7 @@ class Conv4(nn.Module):
 
     def __init__(self, channels: int = 3, width: int = 64, features: Literal["relu", "linear"] = "relu") -> None:
         super().__init__()
+        self.width = width
         self.blocks = nn.Sequential(
             *block(channels, width, padding=0, pool=True),
             *block(width, width, padding=0, pool=True),

@@ -13,6 +13,7 @@ class Conv4Pooled(nn.Module):
 
     def __init__(self, channels: int = 3, width: int = 64) -> None:
         super().__init__()
+        self.width = width
         layers: list[nn.Module] = []
         for inputs in (channels, width, width, width):
             layers += block(inputs, width, padding=1, pool=True)

@@ -7,10 +7,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sosn.encoder import Encoder, ResNet12
+from sosn.errors import UsageError
 from sosn.precision import full
 
 Weights = Mapping[str, Tensor]
 Moments = list[tuple[Tensor, Tensor]]  # mean and variance of the input of each batch norm
+
+
+def chain(encoder: Encoder) -> nn.Sequential:
+    """The blocks of an encoder whose weights can be other ones for each task. Refuses one that is no chain of blocks."""
+    if isinstance(encoder, ResNet12):
+        raise UsageError("encoder is 'resnet12'; a method that adapts its encoder to each task takes conv4 or conv4_pooled")
+    return encoder.blocks
 
 
 def for_each_episode(function: Callable[..., Any], *batches: Tensor) -> Any:

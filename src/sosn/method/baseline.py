@@ -1,19 +1,27 @@
 """Baseline and Baseline++: an ordinary classifier, and a new head for new classes."""
 
+import math
 from collections.abc import Sequence
-from typing import ClassVar, cast
+from typing import ClassVar, Literal, cast, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sosn.encoder import EncoderName
+from sosn.encoder import EncoderName, ResNet12
 from sosn.episode import Episode
 from sosn.errors import UsageError
 from sosn.method.base import LossName, above_zero, at_least, constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
+from sosn.metric import nearness
+from sosn.power_norm import PowerNorm
 from sosn.precision import full, full_precision
 from sosn.preprocessing import Polarity
+from sosn.relation import Relation
+
+FeaturesName = Literal["auto", "flat", "mean", "second_order"]
+HeadName = Literal["fitted", "nearest"]
+NEAREST_SCALE = 10.0  # of cosines, so that their softmax tells classes apart
 
 
 class Baseline(SoftmaxMethod):
@@ -22,9 +30,15 @@ class Baseline(SoftmaxMethod):
     Taken: an encoder and a linear classifier trained to tell all training classes apart; then, encoder frozen, a new linear
     head fitted to the support images of each task. Left out: their batches of 4 with momentum; the head goes down the whole
     gradient, from zero, so that it gives the same answer each time. All tasks of a batch are fitted at once.
+
+    features: what of a map is classified: all of it (flat), its mean over positions, or its second_order matrix as SoSN has it
+    (mean shift β, trace normalisation, SigmE with η′ = eta; the upper triangle), so that an encoder can be trained for SoSN.
+    auto is mean for resnet12 and flat for others. head="nearest" answers by the cosine to the mean of a class's shots in
+    place of a head that is fitted.
     """
 
     name: ClassVar[str] = "baseline"
+    capturable: ClassVar[bool] = True
     adapts = True
 
     def __init__(
@@ -41,10 +55,31 @@ class Baseline(SoftmaxMethod):
         adapt_steps: int = 100,
         adapt_rate: float = 0.01,
         adapt_decay: float = 0.001,
+        features: FeaturesName = "auto",
+        head: HeadName = "fitted",
+        eta: float = 100.0,
+        shift: float = 0.0,
+        resnet12_width: int = 64,
+        resnet12_pools: int = 3,
+        resnet12_drop: float = 0.0,
     ) -> None:
         super().__init__(constructor_arguments(locals()))
+        self._describe_by(features, head, eta, shift)
         self._fit_by(classes, adapt_steps, adapt_rate, adapt_decay)
         self.classifier = nn.Linear(self.features, classes)
+
+    def _describe_by(self, features: FeaturesName, head: HeadName, eta: float, shift: float) -> None:
+        for name, value, known in (("features", features, FeaturesName), ("head", head, HeadName)):
+            if value not in get_args(known):
+                raise UsageError(f"{name} is {value!r}; choose one of {', '.join(get_args(known))}")
+        usual = "mean" if isinstance(self.encoder, ResNet12) else "flat"
+        self.described_by = usual if features == "auto" else features
+        self.relation = Relation("average", PowerNorm("sigme", eta), shift)
+        width = self.encoder.width
+        if self.described_by != "flat":
+            self.features = width if self.described_by == "mean" else width * (width + 1) // 2
+        self.nearest = head == "nearest"
+        self.adapts = not self.nearest
 
     def _fit_by(self, classes: int, steps: int, rate: float, decay: float) -> None:
         at_least(2, classes=classes)
@@ -56,12 +91,23 @@ class Baseline(SoftmaxMethod):
         """Logits of the training classes: (B, D) → (B, classes)."""
         return cast(Tensor, self.classifier(vectors))
 
+    def describe(self, maps: Tensor) -> Tensor:
+        """What is classified of feature maps: (…, K, h, w) → (…, D)."""
+        if self.described_by == "mean":
+            return full(maps).mean((-2, -1))
+        if self.described_by == "second_order":
+            return upper_triangle(self.relation.describe_query(maps.flatten(-2)).squeeze(-3))
+        return maps.flatten(-3)
+
     def head(self, support: Tensor, query: Tensor) -> Tensor:
         """Logits of a new linear head fitted to support vectors (E, L, Z, D), for query vectors (E, Q, D)."""
         return linear_head(support, query, self.steps, self.rate, self.decay)
 
     def compare(self, support: Tensor, query: Tensor) -> Tensor:
-        return self.head(full(support).flatten(-3).detach(), full(query).flatten(-3))
+        support, query = full(self.describe(support)).detach(), full(self.describe(query))
+        if self.nearest:
+            return NEAREST_SCALE * nearness(query, support.mean(2), "cosine")
+        return self.head(support, query)
 
     def loss(self, episode: Episode, name: LossName = "cross_entropy") -> Tensor:
         """Cross-entropy over all training classes, of every image of the episode, support and query alike."""
@@ -71,7 +117,7 @@ class Baseline(SoftmaxMethod):
             )
         if name != "cross_entropy":
             raise UsageError(f"loss is {name!r}; method {self.name!r} is a classifier: set loss=cross_entropy")
-        support, query = (maps.flatten(-3) for maps in self.maps(episode))
+        support, query = (self.describe(maps) for maps in self.maps(episode))
         truth = torch.cat(
             (
                 episode.classes.unsqueeze(-1).expand(support.shape[:3]).flatten(),
@@ -110,8 +156,16 @@ class BaselinePlusPlus(Baseline):
         adapt_steps: int = 100,
         adapt_rate: float = 0.01,
         adapt_decay: float = 0.001,
+        features: FeaturesName = "auto",
+        head: HeadName = "fitted",
+        eta: float = 100.0,
+        shift: float = 0.0,
+        resnet12_width: int = 64,
+        resnet12_pools: int = 3,
+        resnet12_drop: float = 0.0,
     ) -> None:
         SoftmaxMethod.__init__(self, constructor_arguments(locals()))
+        self._describe_by(features, head, eta, shift)
         self._fit_by(classes, adapt_steps, adapt_rate, adapt_decay)
         above_zero(scale=scale)
         self.scale = scale
@@ -122,6 +176,15 @@ class BaselinePlusPlus(Baseline):
 
     def head(self, support: Tensor, query: Tensor) -> Tensor:
         return cosine_head(support, query, self.steps, self.rate, self.decay, self.scale)
+
+
+@full_precision
+def upper_triangle(matrix: Tensor) -> Tensor:
+    """Symmetric matrices (…, K, K) as vectors (…, K(K+1)/2) with the same inner products: off the diagonal times √2."""
+    side = matrix.shape[-1]
+    rows, columns = torch.triu_indices(side, side, device=matrix.device)
+    weight = matrix.new_full(rows.shape, math.sqrt(2.0)).masked_fill(rows == columns, 1.0)
+    return matrix.flatten(-2).index_select(-1, rows * side + columns) * weight
 
 
 @full_precision

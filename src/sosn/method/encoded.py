@@ -5,7 +5,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from sosn.encoder import build_encoder
+from sosn.encoder import RESNET12_OPTIONS, build_encoder
 from sosn.episode import Episode
 from sosn.initialisation import initialise
 from sosn.method.base import Method, encode_together
@@ -16,18 +16,20 @@ class EncodedMethod(Method):
     """A method that looks at feature maps.
 
     Its constructor takes channels, input_size, encoder, encoder_width, mean, std, polarity and mean_image among others,
-    and hands all its arguments over as config. The encoder starts as SoSN's does; what a method adds to it, as PyTorch has it.
+    some also the options of ResNet-12, and hands all its arguments over as config. The encoder starts as SoSN's does; what a
+    method adds to it, as PyTorch has it.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
         self.config = config
-        channels, size, width = config["channels"], config["input_size"], config["encoder_width"]
+        channels, size = config["channels"], config["input_size"]
         standardised = (config["mean"], config["std"], config["polarity"], config["mean_image"])
         self.preprocessing = Preprocessing(channels, size, *standardised)
-        self.encoder = build_encoder(config["encoder"], channels, width, size)
+        options = {name: config[name] for name in RESNET12_OPTIONS if name in config}
+        self.encoder = build_encoder(config["encoder"], channels, config["encoder_width"], size, **options)
         self.map_side = self.encoder.map_side(size)
-        self.features = width * self.map_side**2  # numbers that describe an image
+        self.features = self.encoder.width * self.map_side**2  # numbers that describe an image
         initialise(self.encoder)
         self.encoder.to(memory_format=torch.channels_last)
 

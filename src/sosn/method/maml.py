@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from sosn.encoder import EncoderName
 from sosn.episode import Episode
 from sosn.errors import UsageError
-from sosn.method.adaptation import Weights, classify_with, descend, for_each_episode, start
+from sosn.method.adaptation import Weights, chain, classify_with, descend, for_each_episode, start
 from sosn.method.base import above_zero, at_least, constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
 from sosn.preprocessing import Polarity
@@ -59,6 +59,7 @@ class MAML(SoftmaxMethod):
             raise UsageError(f"head is {head!r}; choose learned or shared")
         self.shared, self.outputs, self.first_order = head == "shared", outputs, first_order
         self.inner_steps, self.test_steps, self.rate = inner_steps, test_steps, inner_rate
+        chain(self.encoder)  # or it is refused
         self.head = nn.Linear(self.features, 1 if self.shared else outputs)
 
     def encode(self, images: Tensor) -> Tensor | None:
@@ -70,12 +71,12 @@ class MAML(SoftmaxMethod):
                 f"the episode has {episode.way} classes and MAML's head {self.outputs} outputs: train with "
                 f"outputs={episode.way}, or with head=shared for any number"
             )
-        weights = start(self.encoder.blocks, "blocks.") | start(self.head, "head.")
+        blocks = chain(self.encoder)
+        weights = start(blocks, "blocks.") | start(self.head, "head.")
         if self.shared:
             weights |= {
                 name: weights[name].expand(episode.way, *weights[name].shape[1:]) for name in ("head.weight", "head.bias")
             }
-        blocks = self.encoder.blocks
         truth = torch.arange(episode.way, device=self.device).repeat_interleave(episode.shot)
         steps = self.inner_steps if self.training else self.test_steps
 

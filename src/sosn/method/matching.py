@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from sosn.encoder import EncoderName
 from sosn.episode import Episode
 from sosn.errors import UsageError
-from sosn.method.adaptation import Weights, descend, for_each_episode, run_with, running_moments, start
+from sosn.method.adaptation import Weights, chain, descend, for_each_episode, run_with, running_moments, start
 from sosn.method.base import above_zero, at_least, constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
 from sosn.metric import nearness
@@ -53,6 +53,8 @@ class MatchingNet(SoftmaxMethod):
         at_least(1, context_steps=context_steps)
         at_least(0, fine_tune_steps=fine_tune_steps)
         above_zero(scale=scale, fine_tune_rate=fine_tune_rate)
+        if fine_tune_steps:
+            chain(self.encoder)  # or it is refused
         self.scale, self.fine_tune_steps, self.fine_tune_rate = scale, fine_tune_steps, fine_tune_rate
         self.context = FullContext(self.features, context_steps) if full_context else None
         self.adapts = fine_tune_steps > 0
@@ -82,10 +84,10 @@ class MatchingNet(SoftmaxMethod):
 
     def _fine_tuned(self, episode: Episode) -> Tensor:
         """Logits after descent on −log P of each support image given the support set, for each task by itself."""
-        weights = start(self.encoder.blocks, "")
+        blocks = chain(self.encoder)
+        weights, moments = start(blocks, ""), running_moments(blocks)
         way, shot = episode.way, episode.shot
         truth = torch.arange(way, device=self.device).repeat_interleave(shot)
-        blocks, moments = self.encoder.blocks, running_moments(self.encoder.blocks)
 
         def embed(weights: Weights, images: Tensor) -> Tensor:
             return full(run_with(weights, "", blocks, images, moments)[0].flatten(1))

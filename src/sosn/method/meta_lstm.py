@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sosn.encoder import EncoderName
 from sosn.episode import Episode
 from sosn.errors import UsageError
-from sosn.method.adaptation import Weights, classify_with, for_each_episode, start
+from sosn.method.adaptation import Weights, chain, classify_with, for_each_episode, start
 from sosn.method.base import at_least, constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
 from sosn.precision import full, full_precision
@@ -57,6 +57,7 @@ class MetaLSTM(SoftmaxMethod):
         if not 0 < initial_rate < 1:
             raise UsageError(f"initial_rate is {initial_rate}; it must lie between 0 and 1")
         self.outputs, self.steps = outputs, inner_steps
+        chain(self.encoder)  # or it is refused
         self.head = nn.Linear(self.features, outputs)
         self.watch = nn.LSTMCell(4, hidden)
         self.keep, self.rate = nn.Linear(hidden + 2, 1), nn.Linear(hidden + 2, 1)  # of (h, θ, the gate's last value)
@@ -73,7 +74,7 @@ class MetaLSTM(SoftmaxMethod):
                 f"the episode has {episode.way} classes and the classifier {self.outputs} outputs: train with "
                 f"outputs={episode.way}"
             )
-        blocks = self.encoder.blocks
+        blocks = chain(self.encoder)
         first = start(blocks, "blocks.") | start(self.head, "head.")
         truth = torch.arange(episode.way, device=self.device).repeat_interleave(episode.shot)
         support, query = (images.unflatten(0, (len(episode), -1)) for images in self.images(episode))

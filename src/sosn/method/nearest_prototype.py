@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor
 
-from sosn.encoder import Conv4, Conv4Pooled, EncoderName
+from sosn.encoder import RESNET12_OPTIONS, Conv4, Conv4Pooled, EncoderName, ResNet12
 from sosn.errors import UsageError
 from sosn.method.base import Method, above_zero, batch_norms, constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
@@ -15,7 +15,9 @@ from sosn.precision import full
 from sosn.preprocessing import Polarity
 from sosn.relation import Relation
 
-ENCODER_OPTIONS = ("channels", "input_size", "encoder", "encoder_width", "mean", "std", "polarity", "mean_image")
+ENCODER_OPTIONS = (
+    "channels", "input_size", "encoder", "encoder_width", "mean", "std", "polarity", "mean_image", *RESNET12_OPTIONS
+)  # fmt: skip
 Representation = Literal["second_order", "mean", "map"]
 
 
@@ -50,6 +52,9 @@ class NearestPrototype(SoftmaxMethod):
         softness: float | None = None,
         shift: float = 0.0,
         trace_normalise: bool = True,
+        resnet12_width: int = 64,
+        resnet12_pools: int = 3,
+        resnet12_drop: float = 0.0,
     ) -> None:
         super().__init__(constructor_arguments(locals()))
         check_metric(metric)
@@ -64,13 +69,13 @@ class NearestPrototype(SoftmaxMethod):
     def of(cls, model: Method, **options: Any) -> "NearestPrototype":
         """The nearest prototype on the encoder of another model. Refuses a model without an encoder of a known kind."""
         encoder = getattr(model, "encoder", None)
-        if not isinstance(encoder, Conv4 | Conv4Pooled) or model.config.get("features") == "linear":
-            raise UsageError(f"method {model.name!r} has no conv4 encoder that ends in a ReLU: give another model")
+        if not isinstance(encoder, Conv4 | Conv4Pooled | ResNet12) or model.config.get("features") == "linear":
+            raise UsageError(f"method {model.name!r} has no encoder of sosn's that ends in a ReLU: give another model")
         if model.trained and any(int(layer.num_batches_tracked or 0) == 0 for layer in batch_norms(encoder)):
             raise UsageError(
                 f"method {model.name!r} keeps no running statistics, which frozen features need: give another model"
             )
-        method = cls(**{name: model.config[name] for name in ENCODER_OPTIONS} | options)
+        method = cls(**{name: model.config[name] for name in ENCODER_OPTIONS if name in model.config} | options)
         method.preprocessing.load_state_dict(model.preprocessing.state_dict())
         method.encoder.load_state_dict(encoder.state_dict())
         method.trained = model.trained

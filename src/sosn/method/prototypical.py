@@ -36,6 +36,9 @@ class PrototypicalNet(SoftmaxMethod):
         mean_image: bool = False,
         metric: MetricName = "euclidean",
         scale: float = 1.0,
+        resnet12_width: int = 64,
+        resnet12_pools: int = 3,
+        resnet12_drop: float = 0.0,
     ) -> None:
         super().__init__(constructor_arguments(locals()))
         check_metric(metric)

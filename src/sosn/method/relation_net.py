@@ -40,7 +40,7 @@ class RelationNet(EncodedMethod):
         mean_image: bool = False,
     ) -> None:
         super().__init__(constructor_arguments(locals()))
-        self.relation = RelationModule(encoder_width, self.map_side)
+        self.relation = RelationModule(self.encoder.width, self.map_side)
         initialise(self.relation)
         self.relation.to(memory_format=torch.channels_last)
 

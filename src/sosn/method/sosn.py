@@ -7,12 +7,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from sosn.encoder import Conv4
+from sosn.encoder import build_encoder
 from sosn.episode import Episode
 from sosn.errors import UsageError
 from sosn.initialisation import initialise
 from sosn.kernel import enabled
-from sosn.method.base import Method, batch_norms, constructor_arguments, encode_together
+from sosn.method.base import Method, at_least, batch_norms, constructor_arguments, encode_together
 from sosn.permutation import draw_permutations, permute
 from sosn.power_norm import PowerNorm, PowerNormName
 from sosn.preprocessing import Polarity, Preprocessing
@@ -27,8 +27,8 @@ class SoSN(Method):
 
     Images are encoded to feature maps, summarised by power-normalised second-order matrices, and a similarity net compares
     the matrices of a class and a query (Eq. 5, 6, 11). Scores are its sigmoid. eta=None means N, the number of feature
-    vectors; gamma=None means 100 for asinhe and 0.5 for gamma. Weights come from PyTorch's global generator, permutations
-    from permutation_seed.
+    vectors; gamma=None means 100 for asinhe and 0.5 for gamma. encoder="resnet12" is not the paper's. Weights come from
+    PyTorch's global generator, permutations from permutation_seed.
     """
 
     name: ClassVar[str] = "sosn"
@@ -51,9 +51,12 @@ class SoSN(Method):
         permutations: int = 1,
         streams: int = 1,
         permutation_seed: int = 0,
-        encoder: Literal["conv4"] = "conv4",
+        encoder: Literal["conv4", "resnet12"] = "conv4",
         encoder_width: int = 64,
         features: Literal["relu", "linear"] = "relu",
+        resnet12_width: int = 64,
+        resnet12_pools: int = 3,
+        resnet12_drop: float = 0.0,
         input_size: int = 84,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
@@ -63,18 +66,19 @@ class SoSN(Method):
         config = constructor_arguments(locals())
         super().__init__()
         self.config = config
-        if encoder != "conv4":
-            raise UsageError(f"encoder is {encoder!r}; choose conv4")
+        at_least(1, encoder_width=encoder_width)
+        if encoder not in ("conv4", "resnet12"):
+            raise UsageError(f"encoder is {encoder!r}; choose conv4 or resnet12")
         if features not in ("relu", "linear"):
             raise UsageError(f"features is {features!r}; choose relu or linear")
-        if Conv4.map_side(input_size) < 1:
-            raise UsageError(f"input_size is {input_size}; conv4 needs images of 10 pixels or more a side")
         norm = PowerNorm(power_norm, eta, gamma, rho, softness)
         if features == "linear" and not norm.signed:
             raise UsageError(f"power_norm {power_norm!r} refuses negative co-occurrences, which features='linear' has")
         self.relation = Relation(relation, norm, shift, alpha, trace_normalise)
         self.preprocessing = Preprocessing(channels, input_size, mean, std, polarity, mean_image)
-        self.encoder = Conv4(channels, encoder_width, features)
+        self.encoder = build_encoder(
+            encoder, channels, encoder_width, input_size, features, resnet12_width, resnet12_pools, resnet12_drop
+        )
         rows = self.relation.side(encoder_width)
         self.register_buffer("permutations", draw_permutations(rows, permutations, permutation_seed))
         self.similarity = SimilarityStreams(permutations, streams, self.relation.channels, rows)

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from sosn.encoder import DropBlock
 from sosn.episode import Episode
 from sosn.method.base import Method, batch_norms
 
@@ -29,6 +30,9 @@ def recalibrate(method: Method, episodes: Iterable[Episode]) -> None:
         layer.reset_running_stats()
         layer.momentum = None  # a plain average over all batches
     method.train()
+    for module in method.modules():
+        if isinstance(module, DropBlock):  # statistics are for evaluation, where nothing is left out
+            module.eval()
     for episode in episodes:
         method.logits(episode)
     method.eval()

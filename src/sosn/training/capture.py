@@ -47,4 +47,5 @@ class CapturedStep:
     @staticmethod
     def _tensors(episode: Episode) -> list[Tensor]:
         assert episode.labels is not None
-        return [episode.support, episode.query, episode.labels.contiguous()]
+        classes = [] if episode.classes is None else [episode.classes]
+        return [episode.support, episode.query, episode.labels.contiguous(), *classes]

@@ -60,13 +60,15 @@ def train(
     run = Run(Path(out), writes=fabric.is_global_zero)
     run.check_same(recipe) if resume else run.check_new()
     trainer = Trainer(recipe, run, progress, fabric)  # refuses what cannot be trained before anything is written
+    start = {} if resume and run.checkpoint.exists() else trainer.begin()
     fabric.barrier()  # all have looked at the folder before it is written to
     with run.alone():
         if resume:
             run.check_contents(trainer.contents)
+            run.check_start(start)
         elif run.writes:
             run.check_new()  # again: another process may have come first
-            run.create(recipe, trainer.contents)
+            run.create(recipe, trainer.contents, start)
         if resume and run.checkpoint.exists():
             trainer.load()
         done = trainer.step == recipe.training.steps and run.result.exists()

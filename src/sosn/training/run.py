@@ -14,7 +14,7 @@ import torch
 import sosn
 from sosn.data import Bank
 from sosn.device import machine
-from sosn.errors import DataError, SosnError, UsageError
+from sosn.errors import CheckpointError, DataError, SosnError, UsageError
 from sosn.files import write_atomically
 from sosn.recipe import RECIPE_FILE, Recipe, load_recipe, without_place
 from sosn.storage import WEIGHTS_FILE
@@ -70,6 +70,15 @@ class Run:
                     "or start another run with another --out"
                 )
 
+    def check_start(self, start: dict[str, Any]) -> None:
+        """Refuse to begin a run again, which has no checkpoint yet, from other weights than it was started with."""
+        before = self.about().get("start", {})
+        if start and before and before["weights"] != start["weights"]:
+            raise CheckpointError(
+                f"the weights that the run in {str(self.folder)!r} starts from have changed since: put them back, or start "
+                "another run with another --out"
+            )
+
     def about(self) -> dict[str, Any]:
         """What was written down when the run started."""
         path = self.folder / RUN_FILE
@@ -104,15 +113,15 @@ class Run:
                 raise UsageError(f"another process is training in {str(self.folder)!r}: wait for it, or stop it") from None
             yield
 
-    def create(self, recipe: Recipe, data: dict[str, Any]) -> None:
-        """Make the folder, unless it is there, and say in it what runs, on which images."""
+    def create(self, recipe: Recipe, data: dict[str, Any], start: dict[str, Any] | None = None) -> None:
+        """Make the folder, unless it is there, and say in it what runs, on which images, from which weights."""
         self._make_folder()
         about = {
             "seed": recipe.seed,
             "versions": {"sosn": sosn.__version__, "torch": torch.__version__, "python": platform.python_version()},
             "machine": {"platform": platform.platform(), "device": machine()},
             "data": data,
-        }
+        } | ({"start": start} if start else {})
         write_atomically(self.folder / RUN_FILE, (json.dumps(about, indent=2) + "\n").encode())
         write_atomically(self.folder / RECIPE_FILE, recipe.to_toml().encode())
 

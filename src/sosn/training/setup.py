@@ -14,6 +14,8 @@ from sosn.recipe import Recipe
 from sosn.seeding import generator
 from sosn.typed import annotations
 
+MOMENTUM = 0.9  # Nesterov's, of optimiser = "sgd"
+
 
 def build(recipe: Recipe, bank: Bank) -> Method:
     """The method of a recipe, fitted to the images of a bank, with weights from the recipe's seed."""
@@ -53,11 +55,17 @@ def open_split(recipe: Recipe, split: str, say: Callable[[str], None] | None = N
 def make_optimiser(method: Method, recipe: Recipe, device: torch.device) -> torch.optim.Optimizer:
     """The recipe's optimiser; on a GPU one that a captured step can hold."""
     wanted = recipe.training
+    on_gpu = device.type == "cuda"
+    # a tensor, so that a captured step reads the current one
+    rate = torch.tensor(wanted.learning_rate, device=device) if on_gpu else wanted.learning_rate
+    if wanted.optimiser == "sgd":  # the fused one alone takes its rate from the GPU without waiting for it
+        return torch.optim.SGD(
+            method.parameters(), rate, MOMENTUM, weight_decay=wanted.weight_decay, nesterov=True, fused=on_gpu or None
+        )
     kind = torch.optim.AdamW if wanted.optimiser == "adamw" else torch.optim.Adam
-    if device.type != "cuda":
-        return kind(method.parameters(), wanted.learning_rate, weight_decay=wanted.weight_decay)
-    rate = torch.tensor(wanted.learning_rate, device=device)  # a tensor, so that a captured step reads the current one
-    return kind(method.parameters(), rate, weight_decay=wanted.weight_decay, fused=True, capturable=True)
+    return kind(
+        method.parameters(), rate, weight_decay=wanted.weight_decay, fused=on_gpu or None, capturable=on_gpu
+    )  # fmt: skip
 
 
 def make_fabric(recipe: Recipe, devices: int = 1, nodes: int = 1) -> Fabric:

@@ -3,7 +3,8 @@
 import copy
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from sosn.data import Bank, EpisodeSampler
 from sosn.data.augmentation import augment
+from sosn.encoder import DropBlock
 from sosn.episode import Episode
 from sosn.errors import DataError, MissingSplitError, TrainingError, UsageError
 from sosn.evaluation import Evaluation, evaluate
@@ -24,8 +26,10 @@ from sosn.training.capture import CapturedStep
 from sosn.training.progress import Progress
 from sosn.training.run import Run, contents
 from sosn.training.schedule import learning_rate
+from sosn.training.seen import overlap
 from sosn.training.setup import build, make_fabric, make_optimiser, open_split
 from sosn.training.source import EpisodeSource
+from sosn.training.start import take_weights
 
 
 class Trainer:
@@ -71,6 +75,25 @@ class Trainer:
         self.began, self.earlier = time.monotonic(), 0.0  # this process's start, and seconds that others spent on the run
         self.best = -1.0
 
+    def begin(self) -> dict[str, Any]:
+        """Take the weights that the recipe starts from, if it names any, say which, and return what is written of it.
+
+        Refuses weights that were trained on classes which validation would take for new ones.
+        """
+        if not self.recipe.training.start:
+            return {}
+        start = take_weights(self.method, self.recipe.training.start)
+        known = overlap(start.seen, self.recipe.data, self.val_bank.names) if self.val_bank else set()
+        if known:
+            raise DataError(
+                f"{len(known)} classes of val, such as {min(known)!r}, are classes that start {start.model!r} was trained on: "
+                "split the images as they were split there, or start from another model"
+            )
+        for name, weight in self.method.named_parameters():
+            self.average[name].copy_(weight.detach())
+        self.progress.say(str(start))
+        return start.to_json()
+
     def episode(self, purpose: str, number: int) -> Episode:
         """Training episodes of one step, augmented as the recipe says; they depend on the seed, purpose and number alone."""
         recipe, device = self.recipe, self.fabric.device
@@ -86,12 +109,23 @@ class Trainer:
             group["lr"] = group["lr"].fill_(rate) if isinstance(group["lr"], Tensor) else rate
         episode = self.episode("train", self.step)
         self.method.train()
-        with engine(training.engine):
+        with engine(training.engine), self.noise():
             loss = self.learn(episode)
         if training.average:
             update_average(self.average, self.method, training.average, self.step)
         self.step += 1
         return loss
+
+    @contextmanager
+    def noise(self) -> Iterator[None]:
+        """Random numbers that the method draws inside, of DropBlock, depend on the seed and the step alone."""
+        if not any(isinstance(layer, DropBlock) for layer in self.method.modules()):
+            yield
+            return
+        device = self.fabric.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(generator("noise", self.recipe.seed, self.step, self.fabric.global_rank).initial_seed())
+            yield
 
     def take(self, episode: Episode) -> Tensor:
         """Improve the weights on these episodes and return the loss before."""
@@ -151,6 +185,8 @@ class Trainer:
         if not self.fabric.is_global_zero:
             return
         about = {"recipe": self.recipe.to_table(), "step": self.step, "selection": selection}
+        if recorded := self.run.about().get("start"):
+            about["seen"] = recorded["seen"]  # goes wherever the weights go
         self.judged.trained = True
         save_method(self.run.weights, self.judged, about)
 
