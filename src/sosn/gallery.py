@@ -145,7 +145,7 @@ class Gallery:
             return self.method.describe(maps.unsqueeze(0) if together else maps.unsqueeze(1))
 
     def _shape(self) -> tuple[int, ...]:
-        width, relation = self.method.config["encoder_width"], self.method.relation
+        width, relation = self.method.permutations.shape[-1], self.method.relation
         return len(self.method.permutations), relation.side_channels, width, width
 
     def _rows(self) -> list[tuple[str, bytes]]:

@@ -69,5 +69,6 @@ def calibration_of(name_or_path: str | Path) -> Calibration | None:
 def pack(source: Path, target: Path) -> None:
     """Copy a model with half-precision weights, for shipping."""
     method, about = load_method(source)
+    method.shed()
     about = {key: value for key, value in about.items() if key not in ("method", "config")}
     save_method(target, method, about, torch.float16)

@@ -1,10 +1,14 @@
 """Feature maps Φ (K×N) to second-order matrices M (K×K), and to moments of any order."""
 
+import math
+
 import torch
 from torch import Tensor
 
 from sosn.errors import UsageError
 from sosn.precision import full_precision
+
+PLACE_WIDTH = 0.6  # of the Gaussians that say where a feature is, in distances of two pivots
 
 
 @full_precision
@@ -34,6 +38,34 @@ def trace_normalise(matrix: Tensor, eps: float = 1e-6) -> Tensor:
 def trace(matrix: Tensor) -> Tensor:
     """Trace of each matrix, with two trailing axes of length 1 so that it broadcasts. (…, K, K) → (…, 1, 1)."""
     return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+
+
+@full_precision
+def upper_triangle(matrices: Tensor, isometric: bool = False) -> Tensor:
+    """Entries on and above the diagonal: (…, K, K) → (…, K·(K+1)/2).
+
+    isometric: those above it times √2, so that vectors of symmetric matrices have the matrices' inner products.
+    """
+    size = matrices.shape[-1]
+    rows, columns = torch.triu_indices(size, size, device=matrices.device)
+    entries = matrices.flatten(-2).index_select(-1, rows * size + columns)
+    return torch.where(rows == columns, entries, math.sqrt(2.0) * entries) if isometric else entries
+
+
+def place_codes(height: int, width: int, pivots: int, device: torch.device | None = None) -> Tensor:
+    """Where a position of a map is, as nearness to some pivots along either side: (2·pivots, height, width).
+
+    Gaussians of the distance to evenly spaced pivots, wide enough to overlap; the codes of a position have length 1 along each
+    side. Appended to feature vectors, they let co-occurrences tell where a feature was.
+    """
+    codes = []
+    for count in (height, width):
+        places = (torch.arange(count, device=device) + 0.5) / count
+        centres = (torch.arange(pivots, device=device) + 0.5) / pivots
+        near = (-0.5 * ((places - centres.unsqueeze(1)) * pivots / PLACE_WIDTH).square()).exp()  # (pivots, count)
+        codes.append(near / near.norm(dim=0))
+    down, across = codes
+    return torch.cat((down.unsqueeze(2).expand(-1, -1, width), across.unsqueeze(1).expand(-1, height, -1)))
 
 
 @full_precision

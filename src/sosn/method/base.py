@@ -1,7 +1,7 @@
 """What every few-shot method shares: episodes in, scores out."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, cast, get_args
 
@@ -94,18 +94,26 @@ class Method(nn.Module, ABC):
 
         Or binary cross-entropy of each pair of a query and a class, same and different pairs weighing the same in all.
         """
-        if episode.labels is None:
+        return self.loss_of(self.logits(episode), episode.labels, name)
+
+    def loss_of(self, logits: Tensor, labels: Tensor | None, name: LossName) -> Tensor:
+        """The loss of logits (E, Q, L) whose queries have these labels (E, Q)."""
+        if labels is None:
             raise UsageError("a loss needs an episode with labels")
         if name not in get_args(LossName):
             raise UsageError(f"loss is {name!r}; choose {', '.join(get_args(LossName)[:-1])} or {get_args(LossName)[-1]}")
-        logits, labels = full(self.logits(episode)), episode.labels.long()
+        logits, labels, way = full(logits), labels.long(), logits.shape[-1]
         if name == "cross_entropy":
             return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-        target = F.one_hot(labels, episode.way).to(logits.dtype)
+        target = F.one_hot(labels, way).to(logits.dtype)
         if name == "binary_cross_entropy":
-            weight = torch.where(target == 1, 0.5, 0.5 / max(episode.way - 1, 1)).to(logits.dtype)
+            weight = torch.where(target == 1, 0.5, 0.5 / max(way - 1, 1)).to(logits.dtype)
             return F.binary_cross_entropy_with_logits(logits, target, weight, reduction="sum") / labels.numel()
         return F.mse_loss(self.score(logits), target)
+
+    def shed(self) -> None:
+        """Let go of what only training needs."""
+        return
 
     @property
     def dtype(self) -> torch.dtype:
@@ -157,9 +165,26 @@ def above_zero(**options: float) -> None:
             raise UsageError(f"{name} is {value}; it must be above 0")
 
 
-def encode_together(method: nn.Module, support: Tensor, query: Tensor, separately: bool) -> tuple[Tensor, Tensor]:
+def class_numbers(episode: Episode, classes: int, name: str) -> Tensor:
+    """What every image of an episode is among the training classes, support images first: (E·L·Z + E·Q,)."""
+    if episode.labels is None or episode.classes is None:
+        raise UsageError(f"{name} trains on labels and class numbers, which EpisodeSampler gives: both are needed")
+    truth = torch.cat(
+        (
+            episode.classes.unsqueeze(-1).expand(episode.support.shape[:3]).flatten(),
+            episode.classes.gather(1, episode.labels.long()).flatten(),
+        )
+    )
+    if truth.device.type == "cpu" and int(truth.max()) >= classes:  # elsewhere looking would stall
+        raise UsageError(f"class number {int(truth.max())} among {classes} classes: leave classes to the data")
+    return truth
+
+
+def encode_together(
+    encoder: Callable[[Tensor], Tensor], support: Tensor, query: Tensor, separately: bool
+) -> tuple[Tensor, Tensor]:
     """Pass two flat batches through an encoder as one batch, so that batch norm sees one population, or as two."""
     if separately:
-        return cast(Tensor, method(support)), cast(Tensor, method(query))
-    both = cast(Tensor, method(torch.cat((support, query))))
+        return encoder(support), encoder(query)
+    both = encoder(torch.cat((support, query)))
     return both[: len(support)], both[len(support) :]

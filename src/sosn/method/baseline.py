@@ -1,6 +1,5 @@
 """Baseline and Baseline++: an ordinary classifier, and a new head for new classes."""
 
-import math
 from collections.abc import Sequence
 from typing import ClassVar, Literal, cast, get_args
 
@@ -11,13 +10,14 @@ from torch import Tensor, nn
 from sosn.encoder import EncoderName, ResNet12
 from sosn.episode import Episode
 from sosn.errors import UsageError
-from sosn.method.base import LossName, above_zero, at_least, constructor_arguments
+from sosn.method.base import LossName, above_zero, at_least, class_numbers, constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
 from sosn.metric import nearness
 from sosn.power_norm import PowerNorm
 from sosn.precision import full, full_precision
 from sosn.preprocessing import Polarity
 from sosn.relation import Relation
+from sosn.second_order import upper_triangle
 
 FeaturesName = Literal["auto", "flat", "mean", "second_order"]
 HeadName = Literal["fitted", "nearest"]
@@ -96,7 +96,7 @@ class Baseline(SoftmaxMethod):
         if self.described_by == "mean":
             return full(maps).mean((-2, -1))
         if self.described_by == "second_order":
-            return upper_triangle(self.relation.describe_query(maps.flatten(-2)).squeeze(-3))
+            return upper_triangle(self.relation.describe_query(maps.flatten(-2)).squeeze(-3), isometric=True)
         return maps.flatten(-3)
 
     def head(self, support: Tensor, query: Tensor) -> Tensor:
@@ -111,23 +111,10 @@ class Baseline(SoftmaxMethod):
 
     def loss(self, episode: Episode, name: LossName = "cross_entropy") -> Tensor:
         """Cross-entropy over all training classes, of every image of the episode, support and query alike."""
-        if episode.labels is None or episode.classes is None:
-            raise UsageError(
-                f"method {self.name!r} trains on labels and class numbers, which EpisodeSampler gives: both are needed"
-            )
         if name != "cross_entropy":
             raise UsageError(f"loss is {name!r}; method {self.name!r} is a classifier: set loss=cross_entropy")
         support, query = (self.describe(maps) for maps in self.maps(episode))
-        truth = torch.cat(
-            (
-                episode.classes.unsqueeze(-1).expand(support.shape[:3]).flatten(),
-                episode.classes.gather(1, episode.labels.long()).flatten(),
-            )
-        )
-        if truth.device.type == "cpu" and int(truth.max()) >= self.classifier.out_features:  # elsewhere looking would stall
-            raise UsageError(
-                f"class number {int(truth.max())} among {self.classifier.out_features} classes: leave classes to the data"
-            )
+        truth = class_numbers(episode, self.classifier.out_features, f"method {self.name!r}")
         logits = full(self.classify(torch.cat((support.flatten(0, 2), query.flatten(0, 1)))))
         return F.cross_entropy(logits, truth)
 
@@ -176,15 +163,6 @@ class BaselinePlusPlus(Baseline):
 
     def head(self, support: Tensor, query: Tensor) -> Tensor:
         return cosine_head(support, query, self.steps, self.rate, self.decay, self.scale)
-
-
-@full_precision
-def upper_triangle(matrix: Tensor) -> Tensor:
-    """Symmetric matrices (…, K, K) as vectors (…, K(K+1)/2) with the same inner products: off the diagonal times √2."""
-    side = matrix.shape[-1]
-    rows, columns = torch.triu_indices(side, side, device=matrix.device)
-    weight = matrix.new_full(rows.shape, math.sqrt(2.0)).masked_fill(rows == columns, 1.0)
-    return matrix.flatten(-2).index_select(-1, rows * side + columns) * weight
 
 
 @full_precision

@@ -13,6 +13,7 @@ from sosn.method.encoded import SoftmaxMethod
 from sosn.metric import nearness
 from sosn.precision import full_precision
 from sosn.preprocessing import Polarity
+from sosn.second_order import upper_triangle
 
 EPS = 1e-5  # keeps the square root differentiable
 
@@ -55,9 +56,3 @@ def bdc(features: Tensor, log_scale: Tensor) -> Tensor:
     roots = (log_scale.exp() * distances + EPS).sqrt()
     rows, columns = roots.mean(-1, keepdim=True), roots.mean(-2, keepdim=True)
     return roots - rows - columns + rows.mean(-2, keepdim=True)
-
-
-def upper_triangle(matrices: Tensor) -> Tensor:
-    """Entries on and above the diagonal: (…, K, K) → (…, K·(K+1)/2)."""
-    row, column = torch.triu_indices(*matrices.shape[-2:], device=matrices.device)
-    return matrices[..., row, column]

@@ -5,18 +5,29 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from sosn.encoder import build_encoder
 from sosn.episode import Episode
 from sosn.errors import UsageError
 from sosn.initialisation import initialise
 from sosn.kernel import enabled
-from sosn.method.base import Method, at_least, batch_norms, constructor_arguments, encode_together
+from sosn.method.base import (
+    LossName,
+    Method,
+    at_least,
+    batch_norms,
+    class_numbers,
+    constructor_arguments,
+    encode_together,
+)
 from sosn.permutation import draw_permutations, permute
 from sosn.power_norm import PowerNorm, PowerNormName
+from sosn.precision import full
 from sosn.preprocessing import Polarity, Preprocessing
 from sosn.relation import Relation, RelationName, stack_pairs
+from sosn.second_order import place_codes, upper_triangle
 from sosn.similarity import SimilarityStreams
 
 PAIRS_AT_ONCE = {"cpu": 128, "cuda": 2_048}
@@ -27,8 +38,12 @@ class SoSN(Method):
 
     Images are encoded to feature maps, summarised by power-normalised second-order matrices, and a similarity net compares
     the matrices of a class and a query (Eq. 5, 6, 11). Scores are its sigmoid. eta=None means N, the number of feature
-    vectors; gamma=None means 100 for asinhe and 0.5 for gamma. encoder="resnet12" is not the paper's. Weights come from
-    PyTorch's global generator, permutations from permutation_seed.
+    vectors; gamma=None means 100 for asinhe and 0.5 for gamma. Weights come from PyTorch's global generator, permutations
+    from permutation_seed.
+
+    Not the paper's, and off unless asked for: encoder="resnet12"; coordinates, so many codes of a feature's place along either
+    side, times coordinate_weight, appended to the feature vectors; mirror, the vectors of the mirror image beside those of the
+    image in evaluation; auxiliary, the weight of a second loss, to tell all training classes apart by their matrices.
     """
 
     name: ClassVar[str] = "sosn"
@@ -62,6 +77,11 @@ class SoSN(Method):
         std: Sequence[float] | None = None,
         polarity: Polarity = "as_is",
         mean_image: bool = False,
+        coordinates: int = 0,
+        coordinate_weight: float = 1.0,
+        mirror: bool = False,
+        auxiliary: float = 0.0,
+        classes: int = 0,
     ) -> None:
         config = constructor_arguments(locals())
         super().__init__()
@@ -79,25 +99,61 @@ class SoSN(Method):
         self.encoder = build_encoder(
             encoder, channels, encoder_width, input_size, features, resnet12_width, resnet12_pools, resnet12_drop
         )
-        rows = self.relation.side(encoder_width)
+        at_least(0, coordinates=coordinates)
+        self.coordinates, self.coordinate_weight = coordinates, coordinate_weight
+        side = encoder_width + 2 * coordinates
+        rows = self.relation.side(side)
         self.register_buffer("permutations", draw_permutations(rows, permutations, permutation_seed))
         self.similarity = SimilarityStreams(permutations, streams, self.relation.channels, rows)
+        if mirror and eta is None:
+            raise UsageError("eta=None means the number of feature vectors, which mirror doubles in evaluation: give eta")
+        if auxiliary < 0 or (auxiliary and classes < 2):
+            raise UsageError(f"auxiliary is {auxiliary} with {classes} classes: it is 0 or more, and needs 2 classes or more")
+        self.mirror, self.auxiliary = mirror, auxiliary
         initialise(self)
+        self.classifier = nn.Linear(side * (side + 1) // 2, classes) if auxiliary else None
         self.to(memory_format=torch.channels_last)  # 1.5 times faster on a CPU
 
     def logits(self, episode: Episode, separately: bool = False) -> Tensor:
+        return self.compare(*self._maps(episode, separately))
+
+    def _maps(self, episode: Episode, separately: bool = False) -> tuple[Tensor, Tensor]:
+        """Feature maps of an episode, (E, L, Z, K, N) and (E, Q, K, N)."""
         support = self.preprocessing(episode.support.flatten(0, 2), self.dtype)
         query = self.preprocessing(episode.query.flatten(0, 1), self.dtype)
-        support, query = encode_together(self.encoder, support, query, separately)
-        return self.compare(
-            support.flatten(2).unflatten(0, episode.support.shape[:3]),  # (E, L, Z, K, N)
-            query.flatten(2).unflatten(0, episode.query.shape[:2]),  # (E, Q, K, N)
-        )
+        support, query = encode_together(self._vectors, support, query, separately)
+        return support.unflatten(0, episode.support.shape[:3]), query.unflatten(0, episode.query.shape[:2])
 
     def encode(self, images: Tensor) -> Tensor:
         """Feature maps (B, K, N) of images."""
-        maps: Tensor = self.encoder(self.preprocessing(images, self.dtype))
+        return self._vectors(self.preprocessing(images, self.dtype))
+
+    def _vectors(self, images: Tensor) -> Tensor:
+        """Feature vectors of preprocessed images, with their places if asked for; in evaluation those of mirror images too."""
+        if self.mirror and not self.training:
+            return torch.cat((self._encode(images), self._encode(images.flip(-1))), -1)
+        return self._encode(images)
+
+    def _encode(self, images: Tensor) -> Tensor:
+        maps: Tensor = self.encoder(images)
+        if self.coordinates:
+            places = self.coordinate_weight * place_codes(*maps.shape[-2:], self.coordinates, maps.device)
+            maps = torch.cat((maps, places.to(maps.dtype).expand(len(maps), -1, -1, -1)), 1)
         return maps.flatten(2)
+
+    def shed(self) -> None:
+        self.classifier, self.auxiliary = None, 0.0
+        self.config = self.config | {"auxiliary": 0.0}
+
+    def loss(self, episode: Episode, name: LossName = "mse") -> Tensor:
+        """That of every method; auxiliary adds so many times the cross-entropy of telling all training classes apart."""
+        if self.classifier is None:
+            return super().loss(episode, name)
+        support, query = self._maps(episode)
+        loss = self.loss_of(self.compare(support, query), episode.labels, name)
+        matrices = self.relation.describe_query(torch.cat((support.flatten(0, 2), query.flatten(0, 1))))[:, 0]
+        truth = class_numbers(episode, self.classifier.out_features, "auxiliary")
+        return loss + self.auxiliary * F.cross_entropy(full(self.classifier(upper_triangle(matrices))), truth)
 
     def compare(self, support: Tensor, query: Tensor) -> Tensor:
         """Feature maps (E, L, Z, K, N) and (E, Q, K, N) → similarity logits (E, Q, L)."""
