@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from sosn.reproduce.ledger import Summary
+    from sosn.reproduce.claims import Claimed
+    from sosn.reproduce.ledger import Entry, Summary
     from sosn.reproduce.row import Row
     from sosn.reproduce.table import Reproduction
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
-OPEN_MIC = ("open-mic-1", "open-mic-2")
+OPEN_MIC, CLAIMS = ("open-mic-1", "open-mic-2"), "claims"
 
 
 def reproduce(
-    table: Annotated[str, typer.Argument(help="omniglot, mini-imagenet, open-mic-1 or open-mic-2.")],
+    table: Annotated[str, typer.Argument(help="omniglot, mini-imagenet, open-mic-1, open-mic-2 or claims.")],
     words: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, for instance device=cuda.")
     ] = None,
@@ -37,7 +38,8 @@ def reproduce(
 ) -> None:
     """Run the experiments of one of the paper's tables and print its figures beside ours. Goes on where it stopped."""
     from sosn.errors import UsageError
-    from sosn.reproduce.table import TABLES, Options, reproduce_rows, row_json, select
+    from sosn.reproduce.table import TABLES, Options, reproduce_rows
+    from sosn.spelling import nearest
 
     overrides, patterns, numbers = _sorted(words or [], rows, seeds)
     if table in OPEN_MIC:
@@ -45,18 +47,26 @@ def reproduce(
             raise UsageError(f"{table} is run whole: --rows, --seeds, --list and --ledger are for {', '.join(TABLES)}")
         _open_mic(table, overrides, quick, data, out, as_json)
         return
-    if table not in TABLES:
-        raise UsageError(f"there is no table {table!r}; there are {', '.join((*TABLES, *OPEN_MIC))}")
+    if table not in (*TABLES, CLAIMS):
+        known = (*TABLES, *OPEN_MIC, CLAIMS)
+        raise UsageError(f"there is no table {table!r}{nearest(table, known)}; there are {', '.join(known)}")
     if listing:
-        chosen = select(TABLES[table], patterns)
-        _print_json([row_json(row) for row in chosen]) if as_json else _show_plan(table, chosen)
+        _list(table, patterns, as_json)
         return
     from sosn.cli.show import RichProgress
+    from sosn.reproduce.claims import reproduce_claims
 
     wanted = Options(patterns, numbers or [0], overrides, quick, data, ledger)
+    folder = out or Path("runs/quick" if quick else "runs")
     with RichProgress() as progress:
-        result = reproduce_rows(table, out or Path("runs/quick" if quick else "runs"), wanted, progress)
-    _print_json(result.to_json()) if as_json else _show_rows(result, quick)
+        if table == CLAIMS:
+            claimed = reproduce_claims(folder, wanted, progress)
+        else:
+            result = reproduce_rows(table, folder, wanted, progress)
+    if table == CLAIMS:
+        _print_json(claimed.to_json()) if as_json else _show_claims(claimed, quick)
+    else:
+        _print_json(result.to_json()) if as_json else _show_rows(result, quick)
 
 
 def _sorted(words: Sequence[str], rows: list[str] | None, seeds: list[int] | None) -> tuple[list[str], list[str], list[int]]:
@@ -90,6 +100,22 @@ def _open_mic(table: str, overrides: list[str], quick: bool, data: Path | None, 
     _print_json(result.to_json()) if as_json else show_reproduction(result, quick)
 
 
+def _list(table: str, patterns: list[str], as_json: bool) -> None:
+    from sosn.reproduce import claims
+    from sosn.reproduce.table import TABLES, row_json, select
+
+    if table == CLAIMS:
+        chosen = select(claims.CLAIMS, patterns)
+        if as_json:
+            _print_json([claims.claim_json(claim, []) | {"rows": [r.name for r in claims.needed([claim])]} for claim in chosen])
+        for claim in () if as_json else chosen:
+            typer.echo(f"{claim.id}  {claim.claim}\n    “{claim.quote}”")
+            typer.echo(f"    rows: {' '.join(row.name for row in claims.needed([claim]))}")
+        return
+    rows = select(TABLES[table], patterns)
+    _print_json([row_json(row) for row in rows]) if as_json else _show_plan(table, rows)
+
+
 def _show_plan(table: str, rows: "Sequence[Row]") -> None:
     """The rows, the episodes each is trained on, the paper's figures, and the recipe."""
     for row in rows:
@@ -121,9 +147,42 @@ def _show_rows(result: "Reproduction", quick: bool) -> None:
                 table.add_row(row.id, *cells, str(len(running.seeds)))
     out = Console(highlight=False)
     (out if out.is_terminal else Console(highlight=False, width=200)).print(table)
-    missing = {split: reason for entry in result.entries for split, reason in entry["missing"].items()}
-    for name, reason in (missing | result.skipped).items():
-        out.print(f"– {name}: {reason}", soft_wrap=True)
+    _show_reasons(result.entries, result.skipped)
+
+
+def _show_reasons(entries: "list[Entry]", skipped: dict[str, str]) -> None:
+    missing = {split: reason for entry in entries for split, reason in entry.get("missing", {}).items()}
+    for name, reason in (missing | skipped).items():
+        typer.echo(f"– {name}: {reason}")
+
+
+def _show_claims(result: "Claimed", quick: bool) -> None:
+    """Each claim, the paper's differences beside ours, and what the experiments gave."""
+    from rich.console import Console
+
+    from sosn.cli.show import new_table
+
+    out = Console(highlight=False, width=None if Console().is_terminal else 200)
+    if quick:
+        out.print("quick, so ours is no result")
+    for claim in result.claims:
+        out.print(f"\n[bold]{claim.claim}[/bold]\n“{claim.quote}”", soft_wrap=True)
+        if claim.contrasts:
+            table = new_table("", "minus", "", "", "split", "paper, points", "ours, points", "seeds")
+            for one in claim.contrasts:
+                ours = one.ours(result.entries) if not quick else None
+                points = f"{100 * ours.mean:+.2f} ± {100 * ours.ci95:.2f}" if ours else "–"
+                paper = "" if one.paper is None else f"{one.paper:+.2f}"
+                table.add_row(one.first, one.second, one.protocol, one.split, paper, points, str(ours.seeds if ours else 0))
+            out.print(table)
+        for entry in result.entries:
+            if entry["row"] in {one.id for one in claim.experiments}:
+                keys = [key for key in entry["results"][0] if not key.endswith("_ci95")]
+                table = new_table(f"{entry['row']}, seed {entry['seed']}", *keys)
+                for row in entry["results"]:
+                    table.add_row(*(f"{row[key]:.3g}" if isinstance(row[key], float) else str(row[key]) for key in keys))
+                out.print(table)
+    _show_reasons(result.entries, result.skipped)
 
 
 def _percent(figure: "Summary | None") -> str:

@@ -36,6 +36,10 @@ class Row:
     measures: tuple[Measure, ...]
     differs: str = ""  # from the paper, and why
 
+    @property
+    def name(self) -> str:
+        return f"{self.table}/{self.id}"
+
     def resolve(self, seed: int, words: Sequence[str] = ()) -> Recipe:
         """The recipe of one seed, with further key=value words."""
         resolved = override(load_recipe(self.recipe), [*self.words, *words, f"seed={seed}"])

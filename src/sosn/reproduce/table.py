@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Protocol, TypeVar, get_args
 
 from sosn.device import resolve_device
 from sosn.errors import DataError, MissingSplitError, UsageError
@@ -98,7 +98,17 @@ def row_json(row: Row) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def select(rows: Sequence[Row], patterns: Sequence[str]) -> tuple[Row, ...]:
+class Named(Protocol):
+    """What has an id."""
+
+    @property
+    def id(self) -> str: ...
+
+
+Chosen = TypeVar("Chosen", bound=Named)
+
+
+def select(rows: Sequence[Chosen], patterns: Sequence[str]) -> tuple[Chosen, ...]:
     """Rows whose id fits one of the shell patterns, all if there are none. A pattern that fits nothing is refused."""
     names = [row.id for row in rows]
     for pattern in patterns:
@@ -137,7 +147,7 @@ def run_jobs(jobs: Sequence[Job], wanted: Options, progress: Progress) -> tuple[
     if wanted.ledger and wanted.quick:
         raise UsageError("--ledger keeps results, and --quick gives none: leave one of them out")
     skipped = _prepare(jobs, wanted.data, progress)
-    ready = [job for job in jobs if job.row.id not in skipped]
+    ready = [job for job in jobs if job.row.name not in skipped]
     if jobs and not ready:
         raise DataError(next(iter(skipped.values())))
     for row, reason in skipped.items():
@@ -160,7 +170,7 @@ def _prepare(jobs: Sequence[Job], source: Path | None, progress: Progress) -> di
     for job in jobs:
         name, size = job.recipe.data.name, job.recipe.data.options["size"]
         if not job.entry_file.exists() and not prepare_missing(name, size, source, progress):
-            skipped[job.row.id] = f"{name} at {size}×{size} is not prepared: give --data DIR, the folder that holds it"
+            skipped[job.row.name] = f"{name} at {size}×{size} is not prepared: give --data DIR, the folder that holds it"
     return skipped
 
 
