@@ -170,7 +170,7 @@ def _show_claims(result: "Claimed", quick: bool) -> None:
         if claim.contrasts:
             table = new_table("", "minus", "", "", "split", "paper, points", "ours, points", "seeds")
             for one in claim.contrasts:
-                ours = one.ours(result.entries) if not quick else None
+                ours = one.ours(result.entries)
                 points = f"{100 * ours.mean:+.2f} ± {100 * ours.ci95:.2f}" if ours else "–"
                 paper = "" if one.paper is None else f"{one.paper:+.2f}"
                 table.add_row(one.first, one.second, one.protocol, one.split, paper, points, str(ours.seeds if ours else 0))

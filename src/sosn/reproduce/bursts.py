@@ -119,12 +119,12 @@ def _figures(method: SoSN, support: Tensor, labels: Tensor | None, maps: Tensor,
     """What changes when the queries' feature maps become other ones, episode by episode."""
     before, after = (_scores(method, support, one) for one in (maps, other))
     right, still = ((scores.argmax(-1) == labels).double().mean(1) for scores in (before, after))
-    moved, share = _moved(maps, other, method.relation.describe_query, len(before))
-    plain, plain_share = _moved(
+    normed, share = moved(maps, other, method.relation.describe_query, len(before))
+    plain, plain_share = moved(
         maps, other, lambda one: trace_normalise(autocorrelation(one, method.relation.shift)), len(before)
     )
     return {
-        "descriptor": moved,
+        "descriptor": normed,
         "descriptor_share": share,
         "unnormalised": plain,
         "unnormalised_share": plain_share,
@@ -144,12 +144,12 @@ def _scores(method: SoSN, support: Tensor, maps: Tensor) -> Tensor:
     return method.score(method.compare(support, maps.unflatten(0, (len(support), -1)))).double()
 
 
-def _moved(maps: Tensor, other: Tensor, describe: Callable[[Tensor], Tensor], episodes: int) -> tuple[Tensor, Tensor]:
+def moved(maps: Tensor, other: Tensor, describe: Callable[[Tensor], Tensor], episodes: int) -> tuple[Tensor, Tensor]:
     """Change of descriptors beside their norm and beside the distance to another query's, averaged by episode."""
     before, after = (describe(one).double().flatten(1) for one in (maps, other))
     queries = len(before) // episodes
-    moved = (after - before).norm(dim=1)
+    change = (after - before).norm(dim=1)
     others = before.unflatten(0, (episodes, queries)).roll(queries // 2, 1).flatten(0, 1)
     sizes = (before.norm(dim=1), (others - before).norm(dim=1))
-    relative, share = ((moved / size.clamp_min(1e-12)).unflatten(0, (episodes, queries)).mean(1) for size in sizes)
+    relative, share = ((change / size.clamp_min(1e-12)).unflatten(0, (episodes, queries)).mean(1) for size in sizes)
     return relative, share

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sosn.errors import UsageError
 from sosn.evaluation import Evaluation
 from sosn.files import write_atomically
 from sosn.method.base import Method
@@ -68,7 +69,10 @@ def ledger_file(folder: Path, entry: Entry) -> Path:
 
 def same_recipe(entry: Entry, row: Row) -> bool:
     """Whether an entry was trained with the row's recipe as it is now; options that came later count with their defaults."""
-    return without_place(from_table(entry["recipe"], "the entry")) == without_place(row.resolve(entry["seed"]))
+    try:
+        return without_place(from_table(entry["recipe"], "the entry")) == without_place(row.resolve(entry["seed"]))
+    except UsageError:  # an option that is no more
+        return False
 
 
 @dataclass(frozen=True)
@@ -100,8 +104,8 @@ def interval(values: Sequence[float]) -> float | None:
 
 
 def of_row(entries: Iterable[Entry], table: str, row: str) -> list[Entry]:
-    """The entries of a row that are results, by seed."""
-    own = (entry for entry in entries if (entry["table"], entry["row"]) == (table, row) and not entry["quick"])
+    """The entries of a row, by seed."""
+    own = (entry for entry in entries if (entry["table"], entry["row"]) == (table, row))
     return sorted(own, key=lambda entry: int(entry["seed"]))
 
 

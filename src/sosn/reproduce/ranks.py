@@ -23,8 +23,9 @@ def rank(matrices: Tensor) -> Tensor:
 def effective_rank(matrices: Tensor) -> Tensor:
     """exp of the entropy of the eigenvalues' shares (Roy & Vetterli, 2007): K if all are equal, 1 if there is but one."""
     sizes = torch.linalg.eigvalsh(matrices.double()).abs()
-    shares = sizes / sizes.sum(-1, keepdim=True)
-    return torch.special.entr(shares).sum(-1).exp()
+    total = sizes.sum(-1, keepdim=True)
+    shares = sizes / torch.where(total > 0, total, 1.0)
+    return torch.where(total[..., 0] > 0, torch.special.entr(shares).sum(-1).exp(), 0.0)
 
 
 @torch.inference_mode()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from sosn.recipe import Recipe, load_recipe, override
 from sosn.reproduce.paper import Published, published
 
+HEADLINE_SEEDS = 3  # trainings that a headline figure is the mean of
 PLACE = ("device", "workers", "engine")  # keys that decide where and how a run is computed, not what
 
 
@@ -35,6 +36,11 @@ class Row:
     words: tuple[str, ...]  # key=value, over the recipe
     measures: tuple[Measure, ...]
     differs: str = ""  # from the paper, and why
+
+    @property
+    def headline(self) -> bool:
+        """Whether it stands for the paper's own model, so that several seeds are wanted."""
+        return self.label == "SoSN(⊗)+SigmE"
 
     @property
     def name(self) -> str:

@@ -144,8 +144,9 @@ def reproduce_rows(table: str, out: Path, wanted: Options, progress: Progress | 
 
 def run_jobs(jobs: Sequence[Job], wanted: Options, progress: Progress) -> tuple[list[Entry], dict[str, str]]:
     """The entries of jobs, run as far as they are not finished, and why others have none."""
-    if wanted.ledger and wanted.quick:
-        raise UsageError("--ledger keeps results, and --quick gives none: leave one of them out")
+    if wanted.ledger and (wanted.quick or changes(wanted.overrides)):
+        words = " ".join((*changes(wanted.overrides), *(("--quick",) if wanted.quick else ())))
+        raise UsageError(f"--ledger keeps rows as they are planned: leave it out, or {words}")
     skipped = _prepare(jobs, wanted.data, progress)
     ready = [job for job in jobs if job.row.name not in skipped]
     if jobs and not ready:
