@@ -28,6 +28,8 @@ sosn reproduce mini-imagenet --list                   # the rows and their recip
 sosn reproduce claims --ledger results/ledger         # what the paper says in words; runs the rows that it needs
 ```
 
+A row's name ends with the protocol that it was trained for; Omniglot models trained 20-way are tested on all four.
+
 Rows are data: [omniglot.py](../src/sosn/reproduce/omniglot.py), [mini_imagenet.py](../src/sosn/reproduce/mini_imagenet.py),
 [claims.py](../src/sosn/reproduce/claims.py). How figures are made: [protocol.md](protocol.md). Accuracies are in per cent. Ours
 is the mean over seeds ± its 95% interval between seeds (Student's t; none for a single seed); in brackets, the interval over
@@ -79,7 +81,10 @@ def _group(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
                 head = ("model", "row", "split", "paper", "running", "batch", "seeds", "parameters", "minutes", "")
                 parts += [f"**{_words(protocol)}**\n", _table(head, lines)]
     notes = dict.fromkeys(row.differs for row in rows if row.differs and runs[row.id])
-    parts += [f"What differs from the paper: {note}.\n" for note in notes]
+    remarks = {f"`{row.id}`": row.remark for row in rows if row.remark and runs[row.id]}
+    told = (f"{', '.join(name for name in remarks if remarks[name] == one)}: {one}" for one in dict.fromkeys(remarks.values()))
+    if notes:
+        parts.append("What differs from the paper: " + "; ".join((*notes, *told)) + ".\n")
     waiting = [f"`{row.id}`" for row in rows if not runs[row.id]]
     if waiting:
         summary = f"<details><summary>{len(waiting)} of {len(rows)} rows not run</summary>"

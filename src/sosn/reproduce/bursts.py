@@ -97,13 +97,13 @@ def burstiness(method: Method, bank: Bank, way: int, shot: int, query: int, epis
     for first in range(0, episodes, AT_ONCE):
         episode = sampler.episode(*(part[first : first + AT_ONCE] for part in rows)).to(method.device)
         support = method.encode(episode.support.flatten(0, 2)).unflatten(0, episode.support.shape[:3])
-        images = episode.query.flatten(0, 1)
+        images, labels = episode.query.flatten(0, 1), sampler.labels.to(method.device)
         maps = method.encode(images)
         spread.append(_scores(method, support, maps).flatten())
         changed = {name: method.encode(change(images, _random(name, seed, first))) for name, change in IMAGE_CHANGES.items()}
         changed |= {name: change(maps, _random(name, seed, first)) for name, change in MAP_CHANGES.items()}
         for name, other in changed.items():
-            told.setdefault(name, []).append(_figures(method, support, episode.labels, maps, other))
+            told.setdefault(name, []).append(_figures(method, support, labels, maps, other))
     deviation = torch.cat(spread).std().item()
     results = []
     for name, parts in told.items():
@@ -115,7 +115,7 @@ def burstiness(method: Method, bank: Bank, way: int, shot: int, query: int, epis
     return results
 
 
-def _figures(method: SoSN, support: Tensor, labels: Tensor | None, maps: Tensor, other: Tensor) -> dict[str, Tensor]:
+def _figures(method: SoSN, support: Tensor, labels: Tensor, maps: Tensor, other: Tensor) -> dict[str, Tensor]:
     """What changes when the queries' feature maps become other ones, episode by episode."""
     before, after = (_scores(method, support, one) for one in (maps, other))
     right, still = ((scores.argmax(-1) == labels).double().mean(1) for scores in (before, after))

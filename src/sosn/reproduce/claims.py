@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from sosn.device import machine, resolve_device
+from sosn.device import resolve_device
 from sosn.models import load
 from sosn.reproduce import mini_imagenet
 from sosn.reproduce.bursts import burstiness
@@ -15,7 +15,7 @@ from sosn.reproduce.ranks import ranks
 from sosn.reproduce.row import Measure, Row, changes
 from sosn.reproduce.table import TABLES, Job, Options, plan, run_jobs, select
 from sosn.training import Progress, Silent
-from sosn.training.run import Run
+from sosn.training.run import circumstances
 from sosn.training.setup import open_split
 
 TABLE = "claims"
@@ -54,7 +54,8 @@ class Contrast:
         return ahead(self.table, rows[0].label, rows[1].label, self.protocol)
 
     def ours(self, entries: Sequence[Entry]) -> Gap | None:
-        return gap(*(of_row(entries, self.table, row) for row in (self.first, self.second)), self.measure)
+        first, second = (of_row(entries, self.table, row) for row in (self.first, self.second))
+        return gap(first, second, self.measure)
 
 
 @dataclass(frozen=True)
@@ -169,8 +170,10 @@ def claim_json(claim: Claim, entries: Sequence[Entry]) -> dict[str, Any]:
     contrasts = []
     for one in claim.contrasts:
         ours, paper = one.ours(entries), one.paper
-        told = {"table": one.table, "first": one.first, "second": one.second, "protocol": one.protocol, "split": one.split}
-        told["paper"] = None if paper is None else round(paper / 100, 4)
+        told = {
+            "table": one.table, "first": one.first, "second": one.second, "protocol": one.protocol, "split": one.split,
+            "paper": None if paper is None else round(paper / 100, 4),
+        }  # fmt: skip
         contrasts.append(told | ({"ours": ours.mean, "ci95": ours.ci95, "seeds": ours.seeds} if ours else {"ours": None}))
     wanted = {one.id for one in claim.experiments}
     experiments = [entry for entry in entries if entry["table"] == TABLE and entry["row"] in wanted]
@@ -192,9 +195,9 @@ def reproduce_claims(out: Path, wanted: Options, progress: Progress | None = Non
     entries, skipped = run_jobs(jobs, wanted, progress)
     for claim in claims:
         for experiment in claim.experiments:
-            own = (job for job in jobs if (job.row.table, job.row.id) == (experiment.table, experiment.row))
+            own = [job for job in jobs if (job.row.table, job.row.id) == (experiment.table, experiment.row)]
             for job in own:
-                if job.row.name not in skipped:
+                if job.entry_file.exists():  # or it could not be run
                     entries.append(_experiment(experiment, job, wanted, progress))
                     if wanted.ledger:
                         write_entry(ledger_file(wanted.ledger, entries[-1]), entries[-1])
@@ -222,8 +225,7 @@ def _experiment(experiment: Experiment, job: Job, wanted: Options, progress: Pro
     entry = {
         "table": TABLE, "row": experiment.id, "label": job.row.label, "of": {"table": job.row.table, "row": job.row.id},
         "seed": job.recipe.seed, "quick": wanted.quick, "changed": changes(wanted.overrides), "split": "val",
-        "versions": Run(job.folder).about()["versions"], "machine": machine(), "settings": settings | {"seed": seed},
-        "results": results,
+        **circumstances(), "settings": settings | {"seed": seed}, "results": results,
     }  # fmt: skip
     write_entry(file, entry)
     return entry

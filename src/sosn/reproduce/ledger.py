@@ -64,7 +64,7 @@ def read_ledger(folder: Path) -> list[Entry]:
 
 def ledger_file(folder: Path, entry: Entry) -> Path:
     """Where a ledger keeps an entry."""
-    return folder / entry["table"] / f"{entry['row']}-seed{entry['seed']}.json"
+    return folder / str(entry["table"]) / f"{entry['row']}-seed{entry['seed']}.json"
 
 
 def same_recipe(entry: Entry, row: Row) -> bool:

@@ -1,5 +1,7 @@
 """Rows of the paper's miniImageNet table at one budget, and of ablations at a smaller one."""
 
+from dataclasses import replace
+
 from sosn.recipe import shipped
 from sosn.reproduce.row import Measure, Row, words
 
@@ -31,6 +33,14 @@ LARGE = {  # at 224×224, which needs ImageNet's own photos
     "sigme-224": ("SoSN(⊗)+SigmE (224×224)", ""),
     "permutations-224": ("SoSN(⊗)+Permutation+SigmE (224×224)", "permutations=3"),
     "streams-224": ("SoSN(⊗)+Permutation+SigmE (224×224)+Mult.-sim. Net.", "permutations=3 streams=3"),
+}
+REMARKS = {
+    "full-32": "a 32-filter encoder, so that the matrix stays 64×64",
+    "full": "a 64-filter encoder: the matrix is 128×128 and the similarity net's first linear layer larger",
+    "prototypical": "trained 5-way (its authors: 30- and 20-way)",
+    "matching": "without full context; cosines times 10",
+    "maml": "running: queries normalised by the moments of the support images",
+    "meta-lstm": "running: queries normalised by the moments of the support images",
 }
 PLAIN = "flip=false translate=0 jitter=0"
 ABLATIONS = {  # family: what varies, then value → settings; "" is the base row, which the families share
@@ -77,7 +87,8 @@ def _rows() -> list[Row]:
     for name, (label, settings, protocols) in METHODS.items():
         for protocol in protocols.split():
             own = (*SHARED, *BUDGET, *words(settings))
-            rows.append(_row("one budget", f"{name}-{protocol}", label, f"mini-imagenet-{protocol}", own, protocol, DIFFERS))
+            row = _row("one budget", f"{name}-{protocol}", label, f"mini-imagenet-{protocol}", own, protocol, DIFFERS)
+            rows.append(replace(row, remark=REMARKS.get(name, "")))
     for name, (label, settings) in LARGE.items():
         for protocol in SHOTS:
             own = (*SHARED, *BUDGET, *words(settings))

@@ -31,6 +31,10 @@ DIFFERS = {
     "on test classes)",
     "paper": "a seeded 1100/100/423 partition, 100 of the paper's 1200 training classes choose the weights (the paper: none)",
 }
+REMARKS = {
+    "SoSN(⊗)+SigmE": "η′ = 100; the authors' script has 1, which all but turns SigmE off",
+    "Prototypical Net": "trained with as many classes as it is named after (its authors: 60)",
+}
 BUDGET_DIFFERS = "fewer training episodes, several a step (the paper: one a step, up to a million)"
 
 
@@ -38,7 +42,8 @@ def _row(name: str, label: str, protocol: str, partition: str, settings: tuple[s
     measures = tuple(Measure(split, *PROTOCOLS[one]) for split, one in (("val", protocol), *(("test", one) for one in test)))
     own = (f"partition={partition}", *SHARED, *BUDGET[PROTOCOLS[protocol][0]], *settings)
     differs = f"{DIFFERS[partition]}; {BUDGET_DIFFERS}"
-    return Row(TABLE, f"{partition} partition", name, label, f"omniglot-{protocol}", own, measures, differs)
+    group, remark = f"{partition} partition", REMARKS.get(label, "")
+    return Row(TABLE, group, name, label, f"omniglot-{protocol}", own, measures, differs, remark)
 
 
 def _rows() -> Iterator[Row]:
@@ -54,7 +59,7 @@ def _rows() -> Iterator[Row]:
     for protocol in PROTOCOLS:
         if (recipe := f"omniglot-{protocol}-best") in shipped():
             row = _row(f"best-{protocol}", label, protocol, "vinyals", (), tuple(PROTOCOLS))
-            yield replace(row, group="best recipe", recipe=recipe, words=(), differs=DIFFERS["vinyals"])
+            yield replace(row, group="best recipe", recipe=recipe, words=(), differs=DIFFERS["vinyals"], remark="")
 
 
 ROWS = tuple(_rows())

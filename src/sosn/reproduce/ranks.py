@@ -17,7 +17,8 @@ TOLERANCE = 1e-6  # an eigenvalue below this share of the largest counts as 0
 def rank(matrices: Tensor) -> Tensor:
     """Numerical rank of symmetric matrices (…, K, K): how many eigenvalues are not 0 beside the largest."""
     sizes = torch.linalg.eigvalsh(matrices.double()).abs()
-    return (sizes > TOLERANCE * sizes.amax(-1, keepdim=True)).sum(-1)
+    counted: Tensor = (sizes > TOLERANCE * sizes.amax(-1, keepdim=True)).sum(-1)
+    return counted
 
 
 def effective_rank(matrices: Tensor) -> Tensor:

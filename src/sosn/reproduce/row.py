@@ -35,7 +35,8 @@ class Row:
     recipe: str  # a shipped one
     words: tuple[str, ...]  # key=value, over the recipe
     measures: tuple[Measure, ...]
-    differs: str = ""  # from the paper, and why
+    differs: str = ""  # from the paper, in all rows of the group
+    remark: str = ""  # what differs in this row besides
 
     @property
     def headline(self) -> bool:

@@ -1,8 +1,11 @@
 """Trainings one after another: how long they will take, and running each unless its files say that it is done."""
 
+import gc
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+import torch
 
 from sosn.data import EpisodeSampler
 from sosn.data.catalog import prepare_dataset
@@ -39,6 +42,7 @@ def train_or_resume(recipe: Recipe, folder: Path, progress: Progress) -> Run:
     if not run.result.exists():
         progress.say(f"{recipe.title}: training in {str(folder)!r}")
         train(recipe, folder, resume=begun, progress=progress)
+        _free()
     return run
 
 
@@ -80,7 +84,15 @@ def _step_seconds(recipe: Recipe) -> float:
         trainer.advance().item()
     seconds = (time.monotonic() - began) / PROBED
     trainer.source.close()
+    del trainer
+    _free()
     return seconds
+
+
+def _free() -> None:
+    """Give back the device memory of a training that is over, captured step and all, before the next one."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def duration(seconds: float) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, get_args
 
 from sosn.device import resolve_device
-from sosn.errors import DataError, MissingSplitError, UsageError
+from sosn.errors import DataError, MissingSplitError, TrainingError, UsageError
 from sosn.evaluation import evaluate
 from sosn.method.base import Statistics
 from sosn.models import load
@@ -94,7 +94,7 @@ def row_json(row: Row) -> dict[str, Any]:
     }
     return {
         "row": row.id, "group": row.group, "label": row.label, "recipe": row.recipe, "overrides": list(row.words),
-        "paper": figures, "differs": row.differs,
+        "paper": figures, "differs": row.differs, "remark": row.remark,
     }  # fmt: skip
 
 
@@ -159,7 +159,12 @@ def run_jobs(jobs: Sequence[Job], wanted: Options, progress: Progress) -> tuple[
         progress.say(f"{len(waiting)} of {len(ready)} trainings to run: {took}")
     entries = []
     for job in ready:
-        entries.append(_run(job, changes(wanted.overrides), wanted.quick, progress))
+        try:
+            entries.append(_run(job, changes(wanted.overrides), wanted.quick, progress))
+        except TrainingError as error:  # one row that diverges is no reason to leave the others
+            skipped[f"{job.row.name}, seed {job.recipe.seed}"] = str(error)
+            progress.say(f"{job.row.name}: {error}")
+            continue
         if wanted.ledger:
             write_entry(ledger_file(wanted.ledger, entries[-1]), entries[-1])
     return entries, skipped

@@ -107,12 +107,7 @@ class Run:
     def create(self, recipe: Recipe, data: dict[str, Any]) -> None:
         """Make the folder, unless it is there, and say in it what runs, on which images."""
         self._make_folder()
-        about = {
-            "seed": recipe.seed,
-            "versions": {"sosn": sosn.__version__, "torch": torch.__version__, "python": platform.python_version()},
-            "machine": {"platform": platform.platform(), "device": machine()},
-            "data": data,
-        }
+        about = {"seed": recipe.seed, **circumstances(), "data": data}
         write_atomically(self.folder / RUN_FILE, (json.dumps(about, indent=2) + "\n").encode())
         write_atomically(self.folder / RECIPE_FILE, recipe.to_toml().encode())
 
@@ -145,6 +140,14 @@ class Run:
             raise SosnError(
                 f"cannot write {str(self.metrics)!r} ({error.strerror}); the last checkpoint is untouched"
             ) from error
+
+
+def circumstances() -> dict[str, Any]:
+    """What computes here: versions and machine."""
+    return {
+        "versions": {"sosn": sosn.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        "machine": {"platform": platform.platform(), "device": machine()},
+    }
 
 
 def contents(bank: Bank) -> dict[str, Any]:
