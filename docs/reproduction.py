@@ -146,14 +146,17 @@ def _curves(entries: Sequence[Entry]) -> Figure | None:
     drawn = [(what, points) for what, points in _families(entries, measure) if len(points) > 1]
     if not drawn:
         return None
-    figure = Figure((3.4 * len(drawn), 3.2), layout="constrained")
-    for axes, (what, points) in zip(figure.subplots(1, len(drawn), squeeze=False)[0], drawn, strict=True):
+    figure = Figure((3.2 * len(drawn), 3.4), layout="constrained")
+    for axes, (what, points) in zip(figure.subplots(1, len(drawn), sharey=True, squeeze=False)[0], drawn, strict=True):
         heights = [100 * summary.mean for _, _, summary in points]
         halves = [100 * (summary.between or summary.ci95s[0]) for _, _, summary in points]
-        axes.errorbar(range(len(points)), heights, halves, fmt="o-", capsize=3)
-        axes.set_xticks(range(len(points)), [value for value, _, _ in points], rotation=0 if len(what) < 15 else 60)
-        axes.set(title=what, ylabel="accuracy, %")
+        ordered = points[0][0][0].isdigit()  # values of a number, not names
+        axes.errorbar(range(len(points)), heights, halves, fmt="o-" if ordered else "o", capsize=3)
+        turned = {"rotation": 0} if ordered else {"rotation": 40, "ha": "right"}
+        axes.set_xticks(range(len(points)), [value for value, _, _ in points], **turned)
+        axes.set_title(what)
         axes.spines[["top", "right"]].set_visible(False)
+    figure.supylabel("accuracy, %")
     return figure
 
 
