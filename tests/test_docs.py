@@ -4,8 +4,12 @@ import json
 import re
 import runpy
 from pathlib import Path
+from typing import Any
 
 from sosn.method import METHODS
+from sosn.reproduce.claims import find
+from sosn.reproduce.ledger import ledger_file, read_ledger, write_entry
+from sosn.reproduce.table import TABLES
 
 ROOT = Path(__file__).parent.parent
 
@@ -34,6 +38,64 @@ def test_the_page_on_photos_shows_the_measured_figures() -> None:
     text = (ROOT / "docs" / "photos.md").read_text("utf-8")
     assert fill(text) == text, "run python docs/readme.py"
     assert "| glyphs | 5 | 1 |" in text
+
+
+def test_the_page_on_the_reproduction_shows_the_ledger() -> None:
+    maker = runpy.run_path(str(ROOT / "docs" / "reproduction.py"))
+    text = (ROOT / "docs" / "reproduction.md").read_text("utf-8")
+    assert maker["page"](read_ledger(ROOT / "results" / "ledger")) == text, "run python docs/reproduction.py"
+
+
+def test_the_ledger_holds_results_of_rows_that_exist_and_no_paths() -> None:
+    rows = {row.name for table in TABLES.values() for row in table}
+    for file in (ROOT / "results" / "ledger").rglob("*.json"):
+        entry = json.loads(file.read_text("utf-8"))
+        assert file == ledger_file(ROOT / "results" / "ledger", entry)
+        assert (entry["quick"], entry["changed"]) == (False, [])
+        of = entry.get("of", entry)
+        assert f"{of['table']}/{of['row']}" in rows
+        assert not re.search(r'"/\w', json.dumps(entry))
+
+
+def made_up(row: str, seed: int, accuracy: float) -> dict[str, Any]:
+    planned = find("mini-imagenet", row)
+    figures = [
+        {"split": one.split, "protocol": one.protocol, "way": one.way, "shot": one.shot, "query": one.query,
+         "statistics": statistics, "accuracy": accuracy + more, "ci95": 0.008, "episodes": 600, "fingerprint": "f"}
+        for one in planned.measures if one.split == "val" for statistics, more in (("running", 0.0), ("batch", -0.02))
+    ]  # fmt: skip
+    return {
+        "table": "mini-imagenet", "row": row, "seed": seed, "quick": False, "changed": [], "label": planned.label,
+        "recipe": planned.resolve(seed).to_table(), "machine": {"device": "a GPU"}, "parameters": 227_665, "seconds": 90.0,
+        "figures": figures, "missing": {},
+    }  # fmt: skip
+
+
+def test_the_page_on_the_reproduction_is_made_from_any_ledger(tmp_path: Path) -> None:
+    maker = runpy.run_path(str(ROOT / "docs" / "reproduction.py"))
+    entries = [made_up("sigme-5w1s", seed, 0.52 + seed / 100) for seed in range(3)]
+    entries += [made_up("none-5w1s", seed, 0.51) for seed in range(3)] + [made_up("asinhe-5w1s", 0, 0.4)]
+    entries += [made_up(row, 0, accuracy) for row, accuracy in (("ablation-base", 0.5), ("eta-1", 0.45), ("eta-N", 0.51))]
+    entries[-1]["recipe"]["training"]["steps"] = 7
+    entries[6]["recipe"]["training"]["steps"] = 7
+    rank = {"size": 84, "trained": True, "vectors": 361, "features": 64, "rank": 63.5, "full_rank": 0.9}
+    rank |= {"effective_rank": 20.04, "normalised_rank": 64.0, "normalised_effective_rank": 30.0}
+    of = {"table": "mini-imagenet", "row": "ablation-base"}
+    entries.append({"table": "claims", "row": "rank-mini-imagenet-ablation-base", "seed": 0, "of": of, "results": [rank]})
+    for one in entries:
+        write_entry(ledger_file(tmp_path / "ledger", one), one)
+    maker["write"](tmp_path / "ledger", tmp_path / "page.md")
+    text = (tmp_path / "page.md").read_text("utf-8")
+    assert "| SoSN(⊗)+SigmE ★ | `sigme-5w1s` | val | 52.96 ± 0.83 | 53.00 ± 2.48 (0.80) | 51.00 ± 2.48 (0.80) | 3 |" in text
+    assert "| 40.00 (0.80) | 38.00 (0.80) | 1 | 227,665 | 1.5 | an earlier recipe |" in text
+    assert "So far 6 of" in text
+    assert "need 3 seeds: 1 of" in text
+    assert "| `sigme-5w1s` | `none-5w1s` | miniImageNet | 5w1s | val | +2.08 | +2.00 ± 2.48 | 3 | not told apart |" in text
+    assert "| 1 | 45.00 (0.80) | 43.00 (0.80) | -5.00 ± 1.13 | 1 |" in text
+    assert "| `ablation-base` | 0 | **84** | 361 | 63.5 of 64 | 90 | 20.0 | 64.0 | 30.0 |" in text
+    assert (tmp_path / "ablations.png").stat().st_size > 1000
+    assert "rows not run" in text
+    assert "rows not run" in maker["page"]([])
 
 
 def test_the_page_on_rivals_names_every_method_and_says_what_it_declares() -> None:

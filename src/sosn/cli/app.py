@@ -10,6 +10,7 @@ import typer
 from sosn.cli.data import app as data_app
 from sosn.cli.importing import app as import_app
 from sosn.cli.photos import classify, export, tune
+from sosn.cli.reproduce import reproduce
 
 app = typer.Typer(
     name="sosn",
@@ -23,6 +24,7 @@ app.add_typer(data_app, name="data")
 app.add_typer(import_app, name="import")
 app.command()(classify)
 app.command()(export)
+app.command()(reproduce)
 app.command()(tune)
 
 # Settings are words without dashes; a --steps that slips in reaches the recipe's own message.
@@ -137,27 +139,6 @@ def eval(
         typer.echo(
             f"{result}  {way}, {result.episodes} episodes of {settings.data} {settings.split}{within}, seed {result.seed}"
         )
-
-
-@app.command()
-def reproduce(
-    table: Annotated[str, typer.Argument(help="open-mic-1 or open-mic-2.")],
-    overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the runs; runs/TABLE if not given.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A few steps and episodes, to see that it works.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Run all experiments of one of the paper's tables and print its figures beside ours. Goes on where it stopped."""
-    from sosn.cli.show import RichProgress, show_reproduction
-    from sosn.reproduce import reproduce as run_table
-
-    folder = out or Path("runs") / (f"{table}-quick" if quick else table)
-    with RichProgress() as progress:
-        result = run_table(table, folder, overrides or [], quick, progress)
-    if as_json:
-        _print_json(result.to_json())
-    else:
-        show_reproduction(result, quick)
 
 
 @app.command(context_settings=WORDS)

@@ -112,7 +112,8 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
         yield show
 
 
-def _table(title: str, *columns: str) -> Table:
+def new_table(title: str, *columns: str) -> Table:
+    """An empty table with these columns."""
     table = Table(title=title, title_justify="left")
     for column in columns:
         table.add_column(column)
@@ -120,7 +121,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def show_models(cards: dict[str, dict[str, Any]]) -> None:
-    table = _table("Models in the package", "name", "what it knows", "accuracy", "measured on")
+    table = new_table("Models in the package", "name", "what it knows", "accuracy", "measured on")
     for name, card in cards.items():
         accuracy = f"{100 * card['accuracy']:.2f} ± {100 * card['ci95']:.2f}%"
         table.add_row(name, card["title"], accuracy, f"{card['data']} {card['split']}, {card['way']}-way {card['shot']}-shot")
@@ -145,7 +146,7 @@ def show_card(name: str, card: dict[str, Any]) -> None:
 
 def show_comparison(rows: "list[Row]", settings: "EvaluationSettings") -> None:
     sizes = f"{settings.way}-way {settings.shot}-shot, {settings.query} queries a class, {settings.episodes} episodes"
-    table = _table(
+    table = new_table(
         f"{sizes} of {settings.data} {settings.split}, {settings.statistics} statistics, seed {settings.seed}",
         "model", "method", "accuracy", "minus the first", "p", "parameters", "MFLOPs an episode", "episodes/s", "",
     )  # fmt: skip
@@ -162,7 +163,7 @@ def show_comparison(rows: "list[Row]", settings: "EvaluationSettings") -> None:
 
 
 def show_answers(told: "list[Classified]") -> None:
-    table = _table("", "image", "answer", "probability", "next best")
+    table = new_table("", "image", "answer", "probability", "next best")
     for one in told:
         if one.answer is None:
             table.add_row(escape(one.image), "could not be read", "", "")
@@ -176,7 +177,7 @@ def show_answers(told: "list[Classified]") -> None:
 
 
 def show_datasets(found: list[dict[str, Any]], forms: dict[str, str]) -> None:
-    table = _table("Datasets", "name", "size", "classes", "images", "where, or what it is prepared from")
+    table = new_table("Datasets", "name", "size", "classes", "images", "where, or what it is prepared from")
     table.add_row("glyphs", "any", "any", "any", "made by code; needs nothing")
     table.add_row("folder:PATH", "any", "", "", "your own: a folder for each class, or train/, val/ and test/ of those")
     for one in found:
@@ -191,7 +192,7 @@ def show_datasets(found: list[dict[str, Any]], forms: dict[str, str]) -> None:
 def show_findings(findings: "list[Finding]", images: int) -> None:
     out = Console(highlight=False)
     if findings:
-        table = _table("", "what", "where", "")
+        table = new_table("", "what", "where", "")
         for finding in findings:
             table.add_row(finding.kind, "\n".join(finding.where), finding.detail)
         out.print(table)
@@ -201,7 +202,7 @@ def show_findings(findings: "list[Finding]", images: int) -> None:
 
 
 def show_recipes(titles: dict[str, str]) -> None:
-    table = _table("Recipes in the package: `sosn train NAME`", "name", "what it trains")
+    table = new_table("Recipes in the package: `sosn train NAME`", "name", "what it trains")
     for name, title in titles.items():
         table.add_row(name, title)
     Console().print(table)
@@ -214,7 +215,9 @@ def show_reproduction(result: "ReproducedTable", quick: bool) -> None:
     reasons: dict[str, str] = {}
     for way in result.ways:
         rows = [row for row in result.paper if row.way == way]
-        table = _table(f"{result.protocol}, {way}-way 1-shot, %{note}", "", *(f"{row.model} (paper)" for row in rows), "ours")
+        table = new_table(
+            f"{result.protocol}, {way}-way 1-shot, %{note}", "", *(f"{row.model} (paper)" for row in rows), "ours"
+        )
         for number, (train, test) in enumerate(result.columns):
             name = train if train == test else f"{train}→{test}"
             cell = result.cell(train, test, way)
@@ -238,7 +241,7 @@ def show_demo(result: "DemoResult") -> None:
         f"\n[bold]{test}[/bold] on {test.way}-way {test.shot}-shot episodes of classes it never saw ({test.episodes} episodes)"
     )
     out.print(f"{pixels} by comparing pixels, {100 / test.way:.0f}% by guessing")
-    table = _table("\nA few drawings, one example of each class given", "drawing of", "answer", "similarity", "")
+    table = new_table("\nA few drawings, one example of each class given", "drawing of", "answer", "similarity", "")
     for answer in result.answers:
         table.add_row(answer.truth, answer.answer, f"{answer.similarity:.2f}", "right" if answer.right else "wrong")
     out.print(table)
@@ -248,7 +251,7 @@ def show_demo(result: "DemoResult") -> None:
 def show_bench(document: dict[str, Any]) -> None:
     out = Console(highlight=False)
     out.print(f"{document['machine']}; {document['peak_tflops']:.1f} TFLOP/s in a large matrix product", soft_wrap=True)
-    table = _table("Training", "episode", "contender", "engine is", "episodes/s", "pairs/s", "of the floor", "peak GiB")
+    table = new_table("Training", "episode", "contender", "engine is", "episodes/s", "pairs/s", "of the floor", "peak GiB")
     for row in document["training"]:
         for name, rate in row["episodes_per_second"].items():
             ratio, memory = row["ratios"].get(f"engine / {name}"), row["peak_gib"][name]
@@ -259,7 +262,7 @@ def show_bench(document: dict[str, Any]) -> None:
                 f"{memory:.2f}" if memory else "",
             )  # fmt: skip
     out.print(table)
-    table = _table("Evaluation", "episode", "contender", "ms an episode")
+    table = new_table("Evaluation", "episode", "contender", "ms an episode")
     for row in document["evaluation"]:
         for name, seconds in row["seconds_per_episode"].items():
             table.add_row(row["shape"], name, f"{1e3 * seconds:.1f}")

@@ -1,30 +1,26 @@
 """The paper's two Open MIC tables, run by run; what is finished is read from its files."""
 
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sosn.data import EpisodeSampler
 from sosn.data.prepared import read_index
 from sosn.device import resolve_device
 from sosn.errors import DataError, UsageError
 from sosn.evaluation import evaluate
 from sosn.files import write_atomically
 from sosn.models import load
-from sosn.recipe import RECIPE_FILE, Recipe, load_recipe, override
+from sosn.recipe import Recipe, load_recipe, override
 from sosn.reproduce.paper import EXHIBITIONS, OPEN_MIC_1, OPEN_MIC_2, PAIRS, PaperRow
-from sosn.training import Progress, Silent, train
-from sosn.training.run import Run
+from sosn.reproduce.running import estimate, prepare_missing, train_or_resume
+from sosn.training import Progress, Silent
 from sosn.training.setup import open_split
-from sosn.training.trainer import Trainer
 
 PAPER = {"open-mic-1": OPEN_MIC_1, "open-mic-2": OPEN_MIC_2}
 WAYS: dict[str, tuple[int, ...]] = {"open-mic-1": (5, 20), "open-mic-2": (5, 20, 30)}
 QUICK = "steps=200 every=100 val_episodes=20 report_episodes=100 recalibrate=5".split()
-PROBED = 2  # steps that are timed for the estimate
 
 
 @dataclass(frozen=True)
@@ -110,19 +106,23 @@ def reproduce(
     overrides: Sequence[str] = (),
     quick: bool = False,
     progress: Progress | None = None,
+    data: Path | None = None,
 ) -> Table:
     """Train and test everything that a table needs, in run folders below out, and return the table.
 
     What is finished there is read, not run again; what was interrupted goes on. A part that has too few classes for a way
-    gives cells with the reason. The number of runs and an estimate of the time are said before anything is trained.
+    gives cells with the reason. The number of runs and an estimate of the time are said before anything is trained. Images that
+    are not prepared are first, from data if it is given.
     """
     progress = progress or Silent()
     jobs = plan(protocol, overrides, quick)
     size = jobs[0].recipe.data.options["size"]
+    prepare_missing("open-mic", size, data, progress)
     read_index("open-mic", size)  # refused here if nothing is prepared
     waiting = [job for job in jobs if any(not _file(out, job, test).exists() for test in job.tests)]
     if waiting:
-        progress.say(f"{len(waiting)} of {len(jobs)} trainings to run in {str(out)!r}: {_estimate(waiting)}")
+        took = estimate([(job.recipe, _pairs(job)) for job in waiting])
+        progress.say(f"{len(waiting)} of {len(jobs)} trainings to run in {str(out)!r}: {took}")
     cells = [cell for job in jobs for cell in _run(job, out, progress)]
     large = size == 224
     rows = (row for row in PAPER[protocol] if row.model.endswith("224²") == large or row.model == "Relation Net")
@@ -133,57 +133,20 @@ def _file(out: Path, job: Job, test: str) -> Path:
     return out / job.name / f"test-{test}.json"
 
 
-def _estimate(jobs: Sequence[Job]) -> str:
-    """How long trainings will take, from a few timed steps of each way; those that cannot be filled take none."""
-    total = 0.0
-    timed: dict[int, float] = {}  # seconds a step
-    for job in jobs:
-        recipe, way = job.recipe, job.recipe.episodes.way
-        try:
-            EpisodeSampler(open_split(recipe, "train"), way, recipe.episodes.shot, recipe.episodes.query)
-            if way not in timed:
-                timed[way] = _step_seconds(recipe)
-        except DataError:
-            continue
-        wanted = recipe.validation
-        rounds = -(-recipe.training.steps // wanted.every)
-        share = (recipe.val_way / way) ** 2 * wanted.val_query / recipe.episodes.query  # of the pairs that a step compares
-        judged = share * (rounds * wanted.val_episodes + wanted.report_episodes) + len(job.tests) * wanted.report_episodes
-        total += timed[way] * (recipe.training.steps + judged / recipe.episodes.episodes_per_step / 3)  # no gradients: a third
-    return f"about {_duration(total)} on this machine" if timed else "none of them can be filled"
-
-
-def _step_seconds(recipe: Recipe) -> float:
-    trainer = Trainer(recipe, Run(Path()), Silent())
-    trainer.advance().item()
-    began = time.monotonic()
-    for _ in range(PROBED):
-        trainer.advance().item()
-    trainer.source.close()
-    return (time.monotonic() - began) / PROBED
-
-
-def _duration(seconds: float) -> str:
-    for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} seconds"
+def _pairs(job: Job) -> float:
+    """Pairs of a query and a class that testing a job scores."""
+    wanted, way = job.recipe.validation, job.recipe.episodes.way
+    return len(job.tests) * wanted.report_episodes * way**2 * wanted.val_query
 
 
 def _run(job: Job, out: Path, progress: Progress) -> list[Cell]:
     """Train a job unless that is done, test what is not tested, and return its cells."""
     recipe, folder = job.recipe, out / job.name
     place, way = recipe.data.options["train"], recipe.episodes.way
-    run = Run(folder)
-    begun = (folder / RECIPE_FILE).exists()
-    if begun:
-        run.check_same(recipe)
-    if not run.result.exists():
-        try:
-            progress.say(f"{recipe.title}: training in {str(folder)!r}")
-            train(recipe, folder, resume=begun, progress=progress)
-        except DataError as error:
-            return [Cell(place, test, way, None, str(error)) for test in job.tests]
+    try:
+        train_or_resume(recipe, folder, progress)
+    except DataError as error:
+        return [Cell(place, test, way, None, str(error)) for test in job.tests]
     return [_test(job, out, test, progress) for test in job.tests]
 
 

@@ -116,12 +116,7 @@ class Run:
     def create(self, recipe: Recipe, data: dict[str, Any], start: dict[str, Any] | None = None) -> None:
         """Make the folder, unless it is there, and say in it what runs, on which images, from which weights."""
         self._make_folder()
-        about = {
-            "seed": recipe.seed,
-            "versions": {"sosn": sosn.__version__, "torch": torch.__version__, "python": platform.python_version()},
-            "machine": {"platform": platform.platform(), "device": machine()},
-            "data": data,
-        } | ({"start": start} if start else {})
+        about = {"seed": recipe.seed, **circumstances(), "data": data} | ({"start": start} if start else {})
         write_atomically(self.folder / RUN_FILE, (json.dumps(about, indent=2) + "\n").encode())
         write_atomically(self.folder / RECIPE_FILE, recipe.to_toml().encode())
 
@@ -154,6 +149,14 @@ class Run:
             raise SosnError(
                 f"cannot write {str(self.metrics)!r} ({error.strerror}); the last checkpoint is untouched"
             ) from error
+
+
+def circumstances() -> dict[str, Any]:
+    """What computes here: versions and machine."""
+    return {
+        "versions": {"sosn": sosn.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        "machine": {"platform": platform.platform(), "device": machine()},
+    }
 
 
 def contents(bank: Bank) -> dict[str, Any]:

@@ -1,0 +1,246 @@
+"""Write docs/reproduction.md and its curves from the ledger: python docs/reproduction.py"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from sosn.reproduce import claims, mini_imagenet
+from sosn.reproduce.ledger import Entry, Summary, gap, of_row, read_ledger, same_recipe, summarise
+from sosn.reproduce.paper import MINI_IMAGENET, MISPRINTS, OMNIGLOT
+from sosn.reproduce.row import HEADLINE_SEEDS, Measure, Row
+from sosn.reproduce.table import TABLES
+
+HERE = Path(__file__).parent
+LEDGER = HERE.parent / "results" / "ledger"
+PAGE, CURVES = HERE / "reproduction.md", HERE / "ablations.png"
+TITLES = {"omniglot": "Omniglot", "mini-imagenet": "miniImageNet"}
+PAPER = {"omniglot": OMNIGLOT, "mini-imagenet": MINI_IMAGENET}
+INTRO = """# The paper's tables, and ours
+
+This page is made from [results/ledger](../results/ledger) by `python docs/reproduction.py`. An entry there is one training with
+its figures, or one experiment on a trained model, and a command wrote it:
+
+```
+sosn reproduce omniglot --rows 'sigme-*' --seeds 0 1 2 --ledger results/ledger
+sosn reproduce mini-imagenet --list                   # the rows and their recipes; omniglot and claims have them too
+sosn reproduce claims --ledger results/ledger         # what the paper says in words; runs the rows that it needs
+```
+
+A row's name ends with the protocol that it was trained for; Omniglot models trained 20-way are tested on all four.
+
+Rows are data: [omniglot.py](../src/sosn/reproduce/omniglot.py), [mini_imagenet.py](../src/sosn/reproduce/mini_imagenet.py),
+[claims.py](../src/sosn/reproduce/claims.py). How figures are made: [protocol.md](protocol.md). Accuracies are in per cent. Ours
+is the mean over seeds ± its 95% interval between seeds (Student's t; none for a single seed); in brackets, the interval over
+episodes of one seed, which is what the paper prints. *running*: batch norm as it was trained, so no query helps another;
+*batch*: the authors' transductive way. Weights are chosen on validation classes, with other episodes than those reported.
+"""
+
+
+def page(entries: Sequence[Entry]) -> str:
+    """The page for a ledger."""
+    parts = [INTRO, _state(entries)]
+    for table, rows in TABLES.items():
+        parts.append(f"## {TITLES[table]}\n")
+        absent = [label for label in PAPER[table] if label not in {row.label for row in rows}]
+        if absent:
+            told = (f"{name} ({', '.join(f'{p} {f}' for p, f in PAPER[table][name].items())})" for name in absent)
+            parts.append(f"Printed in the paper and not run here: {'; '.join(told)}.\n")
+        for group in dict.fromkeys(row.group for row in rows):
+            parts += _group([row for row in rows if row.group == group], entries)
+    parts += ["## What the paper says in words\n", *(part for claim in claims.CLAIMS for part in _claim(claim, entries))]
+    parts += ["## Misprints in the paper\n", "\n".join(f"- {sentence}" for sentence in MISPRINTS) + "\n"]
+    return "\n".join(parts)
+
+
+def _state(entries: Sequence[Entry]) -> str:
+    """How much of the plan has been run."""
+    rows = [row for table in TABLES.values() for row in table]
+    runs = [of_row(entries, row.table, row.id) for row in rows]
+    headline = [len(own) for row, own in zip(rows, runs, strict=True) if row.headline]
+    enough = sum(count >= HEADLINE_SEEDS for count in headline)
+    sentence = (
+        f"So far {sum(map(bool, runs))} of {len(rows)} rows have been run, {sum(map(len, runs))} trainings in all. Headline "
+        f"rows (marked ★) need {HEADLINE_SEEDS} seeds: {enough} of {len(headline)} have them."
+    )
+    machines = sorted({entry["machine"]["device"] for own in runs for entry in own})
+    return sentence + (f" Machines: {', '.join(machines)}." if machines else "") + "\n"
+
+
+def _group(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
+    """The tables of a group of rows, what differs from the paper in them, and the rows that were not run."""
+    parts = [f"### {TITLES[rows[0].table]}: {rows[0].group}\n"]
+    runs = {row.id: of_row(entries, row.table, row.id) for row in rows}
+    if rows[0].group == "ablation":
+        parts += _ablations(entries)
+    else:
+        for protocol in dict.fromkeys(measure.protocol for row in rows for measure in row.measures):
+            lines = [line for row in rows for line in _lines(row, protocol, runs[row.id])]
+            if lines:
+                head = ("model", "row", "split", "paper", "running", "batch", "seeds", "parameters", "minutes", "")
+                parts += [f"**{_words(protocol)}**\n", _table(head, lines)]
+    notes = dict.fromkeys(row.differs for row in rows if row.differs and runs[row.id])
+    remarks = {f"`{row.id}`": row.remark for row in rows if row.remark and runs[row.id]}
+    told = (f"{', '.join(name for name in remarks if remarks[name] == one)}: {one}" for one in dict.fromkeys(remarks.values()))
+    if notes:
+        parts.append("What differs from the paper: " + "; ".join((*notes, *told)) + ".\n")
+    waiting = [f"`{row.id}`" for row in rows if not runs[row.id]]
+    if waiting:
+        summary = f"<details><summary>{len(waiting)} of {len(rows)} rows not run</summary>"
+        parts.append(f"{summary}\n\n{', '.join(waiting)}\n\n</details>\n")
+    return parts
+
+
+def _lines(row: Row, protocol: str, own: Sequence[Entry]) -> list[tuple[str, ...]]:
+    """A line for each split on which a row was measured under a protocol."""
+    lines = []
+    for measure in row.measures:
+        running, batch = (summarise(own, measure, statistics) for statistics in ("running", "batch"))
+        if measure.protocol == protocol and running is not None:
+            minutes = sum(entry["seconds"] for entry in own) / len(own) / 60
+            count = len(running.seeds)
+            seeds = f"{count} of {HEADLINE_SEEDS}" if row.headline and count < HEADLINE_SEEDS else str(count)
+            label, paper = f"{row.label} ★" if row.headline else row.label, str(row.paper(protocol) or "")
+            remark = "" if all(same_recipe(entry, row) for entry in own) else "an earlier recipe"
+            cells = (label, f"`{row.id}`", measure.split, paper, _figure(running), _figure(batch), seeds)
+            lines.append((*cells, f"{own[0]['parameters']:,}", f"{minutes:.1f}", remark))
+    return lines
+
+
+def _ablations(entries: Sequence[Entry]) -> list[str]:
+    """A table for each family, and the curves."""
+    measure = claims.find(mini_imagenet.TABLE, mini_imagenet.BASE).measures[0]
+    base = of_row(entries, mini_imagenet.TABLE, mini_imagenet.BASE)
+    parts = []
+    if _curves(entries):
+        parts.append(f"![Ablations, 5-way 1-shot on validation classes]({CURVES.name})\n")
+    for what, points in _families(entries, measure):
+        lines = []
+        for value, own, figure in points:
+            ahead = gap(own, base, measure)
+            against = f"{100 * ahead.mean:+.2f} ± {100 * ahead.ci95:.2f}" if ahead and own != base else ""
+            batch = summarise(own, measure, "batch")
+            lines.append((value, _figure(figure), _figure(batch), against, str(len(figure.seeds))))
+        if lines:
+            parts.append(_table((what, "running", "batch", "minus the base row, points", "seeds"), lines))
+    return parts
+
+
+def _families(entries: Sequence[Entry], measure: Measure) -> list[tuple[str, list[tuple[str, list[Entry], Summary]]]]:
+    """For each ablation what varies, and its measured values with their entries and figures."""
+    families = []
+    for family, (what, values) in mini_imagenet.ABLATIONS.items():
+        points = []
+        for value in values:
+            own = of_row(entries, mini_imagenet.TABLE, mini_imagenet.ablation_id(family, value))
+            if figure := summarise(own, measure, "running"):
+                points.append((value, own, figure))
+        families.append((what, points))
+    return families
+
+
+def _curves(entries: Sequence[Entry]) -> Figure | None:
+    """Accuracy over the values of each ablation that has two or more; None if none has."""
+    measure = claims.find(mini_imagenet.TABLE, mini_imagenet.BASE).measures[0]
+    drawn = [(what, points) for what, points in _families(entries, measure) if len(points) > 1]
+    if not drawn:
+        return None
+    figure = Figure((3.2 * len(drawn), 3.4), layout="constrained")
+    for axes, (what, points) in zip(figure.subplots(1, len(drawn), sharey=True, squeeze=False)[0], drawn, strict=True):
+        heights = [100 * summary.mean for _, _, summary in points]
+        halves = [100 * (summary.between or summary.ci95s[0]) for _, _, summary in points]
+        ordered = points[0][0][0].isdigit()  # values of a number, not names
+        axes.errorbar(range(len(points)), heights, halves, fmt="o-" if ordered else "o", capsize=3)
+        turned = {"rotation": 0} if ordered else {"rotation": 40, "ha": "right"}
+        axes.set_xticks(range(len(points)), [value for value, _, _ in points], **turned)
+        axes.set_title(what)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.supylabel("accuracy, %")
+    return figure
+
+
+def _claim(claim: claims.Claim, entries: Sequence[Entry]) -> list[str]:
+    """A claim, its quotation, the differences that bear on it and its experiments."""
+    parts = [f"### {claim.claim}\n", f"> {claim.quote}\n"]
+    lines = []
+    for one in claim.contrasts:
+        ours, paper = one.ours(entries), "" if one.paper is None else f"{one.paper:+.2f}"
+        if ours:
+            verdict = "ahead" if ours.mean > ours.ci95 else "behind" if ours.mean < -ours.ci95 else "not told apart"
+            points = f"{100 * ours.mean:+.2f} ± {100 * ours.ci95:.2f}"
+            pair = (f"`{one.first}`", f"`{one.second}`", TITLES[one.table], one.protocol, one.split)
+            lines.append((*pair, paper, points, str(ours.seeds), verdict))
+    if lines:
+        parts.append(_table(("row", "minus", "", "", "split", "paper, points", "ours, points", "seeds", "the first is"), lines))
+    told = [entry for one in claim.experiments for entry in of_row(entries, claims.TABLE, one.id)]
+    for kind, show in (("rank", _ranks), ("burstiness", _bursts)):
+        own = [entry for entry in told if entry["row"].startswith(kind)]
+        if own:
+            parts.append(show(own))
+    wanted = len(claim.contrasts) + len(claim.experiments)
+    done = len(lines) + len({entry["row"] for entry in told})
+    if done < wanted:
+        parts.append(f"{wanted - done} of {wanted} measurements not run.\n")
+    return parts
+
+
+def _ranks(entries: Sequence[Entry]) -> str:
+    head = ("model", "seed", "image side", "N", "rank", "full rank, %", "effective rank", "after the norm: rank", "effective")
+    lines = []
+    for entry in entries:
+        for one in entry["results"]:
+            size = f"**{one['size']}**" if one["trained"] else str(one["size"])
+            cells = (f"`{entry['of']['row']}`", str(entry["seed"]), size, str(one["vectors"]))
+            own = (f"{one['rank']:.1f} of {one['features']}", f"{100 * one['full_rank']:.0f}", f"{one['effective_rank']:.1f}")
+            lines.append((*cells, *own, f"{one['normalised_rank']:.1f}", f"{one['normalised_effective_rank']:.1f}"))
+    return "Matrices of validation images; the size that a model was trained at is bold.\n\n" + _table(head, lines)
+
+
+def _bursts(entries: Sequence[Entry]) -> str:
+    head = (
+        "model", "seed", "query changed by", "descriptor moves, %", "of the way to another query, %",
+        "without the norm, %", "of the way, %", "scores move, deviations", "answers that change, %", "accuracy lost, points",
+    )  # fmt: skip
+    lines = []
+    for entry in entries:
+        for one in entry["results"]:
+            moved = (one[key] for key in ("descriptor", "descriptor_share", "unnormalised", "unnormalised_share"))
+            cells = (f"`{entry['of']['row']}`", str(entry["seed"]), one["change"], *(f"{100 * value:.1f}" for value in moved))
+            scores = (f"{one['score']:.2f}", f"{100 * one['answers']:.1f}")
+            lines.append((*cells, *scores, f"{100 * round(one['lost'], 12):+.1f} ± {100 * one['lost_ci95']:.1f}"))
+    return (
+        "A random patch, a quarter of the side, is repeated 2×2 or 3×3 in the query; *covered*: the same square in the image's "
+        "mean colour; *tiled*: the whole query, shrunk, four times; *one feature vector*: copies of it among the query's "
+        "features.\n\n"
+    ) + _table(head, lines)
+
+
+def _words(protocol: str) -> str:
+    way, shot = protocol.removesuffix("s").split("w")
+    return f"{way}-way {shot}-shot"
+
+
+def _figure(figure: Summary | None) -> str:
+    """Mean ± interval between seeds (interval over episodes)."""
+    if figure is None:
+        return ""
+    between = "" if figure.between is None else f" ± {100 * figure.between:.2f}"
+    return f"{100 * figure.mean:.2f}{between} ({100 * sum(figure.ci95s) / len(figure.ci95s):.2f})"
+
+
+def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *lines)) + "\n"
+
+
+def write(ledger: Path = LEDGER, target: Path = PAGE) -> None:
+    """Write the page and, where there is something to draw, its curves."""
+    entries = read_ledger(ledger)
+    target.write_text(page(entries), "utf-8")
+    curves = _curves(entries)
+    if curves:
+        curves.savefig(target.parent / CURVES.name, dpi=110)
+
+
+if __name__ == "__main__":
+    write(*map(Path, sys.argv[1:]))

@@ -1,0 +1,193 @@
+"""`sosn reproduce`: the paper's tables and claims, run and shown beside its figures."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from sosn.reproduce.claims import Claimed
+    from sosn.reproduce.ledger import Entry, Summary
+    from sosn.reproduce.row import Row
+    from sosn.reproduce.table import Reproduction
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
+OPEN_MIC, CLAIMS = ("open-mic-1", "open-mic-2"), "claims"
+
+
+def reproduce(
+    table: Annotated[str, typer.Argument(help="omniglot, mini-imagenet, open-mic-1, open-mic-2 or claims.")],
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, for instance device=cuda.")
+    ] = None,
+    rows: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN...", help="Rows by shell patterns; all if not given.")
+    ] = None,
+    seeds: Annotated[list[int] | None, typer.Option(metavar="SEED...", help="A training each; 0 if not given.")] = None,
+    listing: Annotated[bool, typer.Option("--list", help="Print the rows and their recipes, and run nothing.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A few steps and episodes, to see that it works.")] = False,
+    data: Annotated[Path | None, typer.Option(help="Folder to prepare images from that are not prepared yet.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the runs: OUT/TABLE/ROW-seedN, or for Open MIC OUT; below runs if not given."),
+    ] = None,
+    ledger: Annotated[Path | None, typer.Option(help="Copy the entry of every run to LEDGER/TABLE/ROW-seedN.json.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the experiments of one of the paper's tables and print its figures beside ours. Goes on where it stopped."""
+    from sosn.errors import UsageError
+    from sosn.reproduce.table import TABLES, Options, reproduce_rows
+    from sosn.spelling import nearest
+
+    overrides, patterns, numbers = _sorted(words or [], rows, seeds)
+    if table in OPEN_MIC:
+        if patterns or numbers or listing or ledger:
+            raise UsageError(f"{table} is run whole: --rows, --seeds, --list and --ledger are for {', '.join(TABLES)}")
+        _open_mic(table, overrides, quick, data, out, as_json)
+        return
+    if table not in (*TABLES, CLAIMS):
+        known = (*TABLES, *OPEN_MIC, CLAIMS)
+        raise UsageError(f"there is no table {table!r}{nearest(table, known)}; there are {', '.join(known)}")
+    if listing:
+        _list(table, patterns, as_json)
+        return
+    from sosn.cli.show import RichProgress
+    from sosn.reproduce.claims import reproduce_claims
+
+    wanted = Options(patterns, numbers or [0], overrides, quick, data, ledger)
+    folder = out or Path("runs/quick" if quick else "runs")
+    with RichProgress() as progress:
+        if table == CLAIMS:
+            claimed = reproduce_claims(folder, wanted, progress)
+        else:
+            result = reproduce_rows(table, folder, wanted, progress)
+    if table == CLAIMS:
+        _print_json(claimed.to_json()) if as_json else _show_claims(claimed, quick)
+    else:
+        _print_json(result.to_json()) if as_json else _show_rows(result, quick)
+
+
+def _sorted(words: Sequence[str], rows: list[str] | None, seeds: list[int] | None) -> tuple[list[str], list[str], list[int]]:
+    """Overrides, patterns and seeds: further words after --rows and --seeds arrive among the overrides."""
+    from sosn.errors import UsageError
+
+    overrides, patterns, numbers = [], list(rows or []), list(seeds or [])
+    for word in words:
+        if "=" in word:
+            overrides.append(word)
+        elif seeds and word.isdigit():
+            numbers.append(int(word))
+        elif rows:
+            patterns.append(word)
+        else:
+            raise UsageError(f"{word!r} is no key=value: write for instance device=cuda, or --rows {word}")
+    return overrides, patterns, numbers
+
+
+def _print_json(document: Any) -> None:
+    typer.echo(json.dumps(document, ensure_ascii=False))
+
+
+def _open_mic(table: str, overrides: list[str], quick: bool, data: Path | None, out: Path | None, as_json: bool) -> None:
+    from sosn.cli.show import RichProgress, show_reproduction
+    from sosn.reproduce import reproduce as run_table
+
+    folder = out or Path("runs") / (f"{table}-quick" if quick else table)
+    with RichProgress() as progress:
+        result = run_table(table, folder, overrides, quick, progress, data)
+    _print_json(result.to_json()) if as_json else show_reproduction(result, quick)
+
+
+def _list(table: str, patterns: list[str], as_json: bool) -> None:
+    from sosn.reproduce import claims
+    from sosn.reproduce.table import TABLES, row_json, select
+
+    if table == CLAIMS:
+        chosen = select(claims.CLAIMS, patterns)
+        if as_json:
+            _print_json([claims.claim_json(claim, []) | {"rows": [r.name for r in claims.needed([claim])]} for claim in chosen])
+        for claim in () if as_json else chosen:
+            typer.echo(f"{claim.id}  {claim.claim}\n    “{claim.quote}”")
+            typer.echo(f"    rows: {' '.join(row.name for row in claims.needed([claim]))}")
+        return
+    rows = select(TABLES[table], patterns)
+    _print_json([row_json(row) for row in rows]) if as_json else _show_plan(table, rows)
+
+
+def _show_plan(table: str, rows: "Sequence[Row]") -> None:
+    """The rows, the episodes each is trained on, the paper's figures, and the recipe."""
+    for row in rows:
+        recipe = row.resolve(0)
+        episodes = recipe.training.steps * recipe.episodes.episodes_per_step
+        protocols = dict.fromkeys(measure.protocol for measure in row.measures)
+        paper = ", ".join(f"{protocol} {figure}" for protocol in protocols if (figure := row.paper(protocol)))
+        typer.echo(f"{row.id}  {row.label}  {episodes:,} episodes{f'  paper: {paper}' if paper else ''}")
+        typer.echo(f"    sosn train {' '.join((row.recipe, *row.words))}")
+    typer.echo(f"{len(rows)} rows; `sosn reproduce {table} --rows PATTERN --seeds 0 1 2` runs some of them")
+
+
+def _show_rows(result: "Reproduction", quick: bool) -> None:
+    """The paper's figure and ours, a line for each figure of each row."""
+    from rich.console import Console
+
+    from sosn.cli.show import new_table
+    from sosn.reproduce.ledger import summarise
+
+    note = ": quick, so ours is no result" if quick else ""
+    table = new_table(f"{result.table}, %{note}", "row", "", "split", "paper", "running", "batch", "seeds")
+    for row in result.rows:
+        own = [entry for entry in result.entries if entry["row"] == row.id]
+        for measure in row.measures:
+            running, batch = (summarise(own, measure, statistics) for statistics in ("running", "batch"))
+            if running is not None:
+                paper = row.paper(measure.protocol)
+                cells = (measure.protocol, measure.split, str(paper or ""), _percent(running), _percent(batch))
+                table.add_row(row.id, *cells, str(len(running.seeds)))
+    out = Console(highlight=False)
+    (out if out.is_terminal else Console(highlight=False, width=200)).print(table)
+    _show_reasons(result.entries, result.skipped)
+
+
+def _show_reasons(entries: "list[Entry]", skipped: dict[str, str]) -> None:
+    missing = {split: reason for entry in entries for split, reason in entry.get("missing", {}).items()}
+    for name, reason in (missing | skipped).items():
+        typer.echo(f"– {name}: {reason}")
+
+
+def _show_claims(result: "Claimed", quick: bool) -> None:
+    """Each claim, the paper's differences beside ours, and what the experiments gave."""
+    from rich.console import Console
+
+    from sosn.cli.show import new_table
+
+    out = Console(highlight=False, width=None if Console().is_terminal else 200)
+    if quick:
+        out.print("quick, so ours is no result")
+    for claim in result.claims:
+        out.print(f"\n[bold]{claim.claim}[/bold]\n“{claim.quote}”", soft_wrap=True)
+        if claim.contrasts:
+            table = new_table("", "minus", "", "", "split", "paper, points", "ours, points", "seeds")
+            for one in claim.contrasts:
+                ours = one.ours(result.entries)
+                points = f"{100 * ours.mean:+.2f} ± {100 * ours.ci95:.2f}" if ours else "–"
+                paper = "" if one.paper is None else f"{one.paper:+.2f}"
+                table.add_row(one.first, one.second, one.protocol, one.split, paper, points, str(ours.seeds if ours else 0))
+            out.print(table)
+        for entry in result.entries:
+            if entry["row"] in {one.id for one in claim.experiments}:
+                keys = [key for key in entry["results"][0] if not key.endswith("_ci95")]
+                table = new_table(f"{entry['row']}, seed {entry['seed']}", *keys)
+                for row in entry["results"]:
+                    table.add_row(*(f"{row[key]:.3g}" if isinstance(row[key], float) else str(row[key]) for key in keys))
+                out.print(table)
+    _show_reasons(result.entries, result.skipped)
+
+
+def _percent(figure: "Summary | None") -> str:
+    """Mean over seeds and its interval between them; of one seed, the interval over episodes."""
+    if figure is None:
+        return "–"
+    half = figure.ci95s[0] if figure.between is None else figure.between
+    return f"{100 * figure.mean:.2f} ± {100 * half:.2f}"

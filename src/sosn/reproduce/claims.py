@@ -1,0 +1,231 @@
+"""What the paper claims in words, and the rows or experiments that bear on it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from sosn.device import resolve_device
+from sosn.models import load
+from sosn.reproduce import mini_imagenet
+from sosn.reproduce.bursts import burstiness
+from sosn.reproduce.ledger import Entry, Gap, gap, ledger_file, of_row, read_entry, write_entry
+from sosn.reproduce.paper import ahead
+from sosn.reproduce.ranks import ranks
+from sosn.reproduce.row import Measure, Row, changes
+from sosn.reproduce.table import TABLES, Job, Options, plan, run_jobs, select
+from sosn.training import Progress, Silent
+from sosn.training.run import circumstances
+from sosn.training.setup import open_split
+
+TABLE = "claims"
+MINI, OMNIGLOT = "mini-imagenet", "omniglot"
+IMAGES = 512  # whose matrices are looked at
+EPISODES = 200  # whose queries are changed
+SIZES = {MINI: (28, 42, 56, 84, 112), OMNIGLOT: (20, 28, 42, 56)}
+
+
+def find(table: str, row: str) -> Row:
+    """A row by its id."""
+    return next(one for one in TABLES[table] if one.id == row)
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Two rows of a table whose figures are subtracted; the measure is the first row's for that protocol."""
+
+    table: str
+    first: str
+    second: str
+    protocol: str
+    split: str = "val"
+
+    @property
+    def measure(self) -> Measure:
+        own = find(self.table, self.first).measures
+        return next(one for one in own if (one.protocol, one.split) == (self.protocol, self.split))
+
+    @property
+    def paper(self) -> float | None:
+        """Points that the paper's printed rows are apart."""
+        rows = [find(self.table, row) for row in (self.first, self.second)]
+        if not all(row.paper(self.protocol) for row in rows):
+            return None
+        return ahead(self.table, rows[0].label, rows[1].label, self.protocol)
+
+    def ours(self, entries: Sequence[Entry]) -> Gap | None:
+        first, second = (of_row(entries, self.table, row) for row in (self.first, self.second))
+        return gap(first, second, self.measure)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A measurement on the model that a row trained."""
+
+    kind: Literal["rank", "burstiness"]
+    table: str
+    row: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.kind}-{self.table}-{self.row}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper's and what is held against it."""
+
+    id: str
+    claim: str
+    quote: str
+    contrasts: tuple[Contrast, ...] = ()
+    experiments: tuple[Experiment, ...] = ()
+
+
+def _mini(first: str, second: str, protocols: str = "5w1s 5w5s") -> tuple[Contrast, ...]:
+    return tuple(Contrast(MINI, f"{first}-{p}", f"{second}-{p}", p) for p in protocols.split())
+
+
+def _ablation(first: str, second: str = mini_imagenet.BASE) -> Contrast:
+    return Contrast(MINI, first, second, "5w1s")
+
+
+CLAIMS = (
+    Claim(
+        "sigme-asinhe", "SigmE is better than AsinhE by about 0.9 points.",
+        "Table [of miniImageNet] shows that SigmE performs ∼0.9% better than AsinhE.",
+        (*_mini("sigme", "asinhe"), Contrast(OMNIGLOT, "sigme-vinyals-20w1s", "asinhe-vinyals-20w1s", "20w1s", "test")),
+    ),
+    Claim(
+        "sigme-none", "SigmE is better than no power normalisation by 1.2 to 4.5 points.",
+        "Tables [of miniImageNet and Open MIC] show 1.2–4.5% benefit of SigmE in SoSN(⊗)+SigmE over SoSN(⊗) without it.",
+        _mini("sigme", "none"),
+    ),
+    Claim(
+        "permutations", "Three permutations add 1.8 points, with a similarity net for each 2.06.",
+        "using 3 permutations fed to single and multiple similarity networks yields improvements by 1.8 and 2.06% for 84×84 "
+        "images SoSN with no permutation",
+        (*_mini("permutations", "sigme"), *_mini("streams", "sigme")),
+    ),
+    Claim(
+        "average", "Averaging shots (⊗) is better than ⊗+F and ⊗+R.",
+        "SoSN(⊗) outperforms Full Auto-correlation SoSN(⊗+F), Auto-correlation+concat. without average over Z support feature "
+        "vectors denoted as SoSN(⊗+R), and other variants.",
+        (*_mini("sigme", "full"), *_mini("sigme", "full-32"), *_mini("sigme", "ranked", "5w5s")),
+    ),
+    Claim(
+        "rivals", "SoSN is better than Relation Net by 2.5 points at one shot and than Prototypical Net by 0.43 at five.",
+        "For image size of 84×84 and 5-way 1-shot experiment, our SoSN model achieved 2.5% higher accuracy than Relation Net. "
+        "Our SoSN also outperforms Prototypical Net by 0.43% accuracy on the 5-way 5-shot protocol.",
+        (*_mini("sigme", "relation-net", "5w1s"), *_mini("sigme", "prototypical", "5w5s")),
+    ),
+    Claim(
+        "larger-images", "Larger images give matrices of higher rank and better answers, with the similarity net unchanged.",
+        "When we use 224×224 images to train SoSN, the accuracies on both protocols increase by ∼5% and ∼4%, respectively, "
+        "which illustrates that SoSN benefits from larger image sizes as its second-order matrices […] become full-rank while "
+        "the similarity net. needs no modifications.",
+        (
+            *(_ablation(mini_imagenet.BASE, f"size-{size}") for size in (28, 42, 56)),
+            *(Contrast(OMNIGLOT, "size-56", f"size-{size}", "20w1s") for size in (20, 28, 42)),
+            *_mini("sigme-224", "sigme"),
+        ),
+        (
+            *(Experiment("rank", MINI, row) for row in (mini_imagenet.BASE, "size-28", "size-42", "size-56")),
+            *(Experiment("rank", OMNIGLOT, f"size-{size}") for size in (20, 28, 42, 56)),
+        ),
+    ),
+    Claim(
+        "burstiness", "Power normalisation discards how often a texture repeats.",
+        "Power Normalization […] can detect co-occurring responses of CNN filters and discards quantities of such responses "
+        "which correlate with repeatable visual stimuli (e.g. variable areas of textures) which otherwise would introduce "
+        "nuisance variability into representations.",
+        (),
+        tuple(Experiment("burstiness", MINI, row) for row in ("sigme-5w1s", "asinhe-5w1s", "none-5w1s")),
+    ),
+    Claim(
+        "right-angles", "Training images are turned by right angles, on every dataset.",
+        "We use images augmented by random rotations of 90, 180 and 270 degrees.",
+        (
+            _ablation("augmentation-right-angles-alone", "augmentation-none"),
+            *(_ablation(f"augmentation-right-angles{how}") for how in ("", "-image", "-classes")),
+        ),
+    ),
+)  # fmt: skip
+
+
+@dataclass
+class Claimed:
+    """Claims, the entries of the rows and experiments that they need, and why some could not be run."""
+
+    claims: tuple[Claim, ...]
+    entries: list[Entry] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"table": TABLE, "claims": [claim_json(claim, self.entries) for claim in self.claims], "skipped": self.skipped}
+
+
+def claim_json(claim: Claim, entries: Sequence[Entry]) -> dict[str, Any]:
+    """A claim with the paper's differences and ours, as fractions, and its experiments."""
+    contrasts = []
+    for one in claim.contrasts:
+        ours, paper = one.ours(entries), one.paper
+        told = {
+            "table": one.table, "first": one.first, "second": one.second, "protocol": one.protocol, "split": one.split,
+            "paper": None if paper is None else round(paper / 100, 4),
+        }  # fmt: skip
+        contrasts.append(told | ({"ours": ours.mean, "ci95": ours.ci95, "seeds": ours.seeds} if ours else {"ours": None}))
+    wanted = {one.id for one in claim.experiments}
+    experiments = [entry for entry in entries if entry["table"] == TABLE and entry["row"] in wanted]
+    return {"claim": claim.id, "says": claim.claim, "quote": claim.quote, "contrasts": contrasts, "experiments": experiments}
+
+
+def needed(claims: Sequence[Claim]) -> list[Row]:
+    """The rows that claims need, each once."""
+    pairs = [(one.table, row) for claim in claims for one in claim.contrasts for row in (one.first, one.second)]
+    pairs += [(one.table, one.row) for claim in claims for one in claim.experiments]
+    return [find(*pair) for pair in dict.fromkeys(pairs)]
+
+
+def reproduce_claims(out: Path, wanted: Options, progress: Progress | None = None) -> Claimed:
+    """Run the rows that claims need, as far as they are not finished below out, then the experiments on their models."""
+    progress = progress or Silent()
+    claims = select(CLAIMS, wanted.rows)
+    jobs = plan(needed(claims), out, wanted)
+    entries, skipped = run_jobs(jobs, wanted, progress)
+    for claim in claims:
+        for experiment in claim.experiments:
+            own = [job for job in jobs if (job.row.table, job.row.id) == (experiment.table, experiment.row)]
+            for job in own:
+                if job.entry_file.exists():  # or it could not be run
+                    entries.append(_experiment(experiment, job, wanted, progress))
+                    if wanted.ledger:
+                        write_entry(ledger_file(wanted.ledger, entries[-1]), entries[-1])
+    return Claimed(claims, entries, skipped)
+
+
+def _experiment(experiment: Experiment, job: Job, wanted: Options, progress: Progress) -> Entry:
+    """The entry of an experiment on the model of a finished job: read, or measured on validation images."""
+    file = job.folder / f"{experiment.kind}.json"
+    if file.exists():
+        return read_entry(file)
+    progress.say(f"{experiment.id}, seed {job.recipe.seed}")
+    device = resolve_device(job.recipe.training.device)
+    method, bank = load(job.folder).to(device), open_split(job.recipe, "val").to(device)
+    seed = job.recipe.validation.report_seed
+    settings: dict[str, Any]
+    if experiment.kind == "rank":
+        settings = {"sizes": SIZES[experiment.table], "images": 8 if wanted.quick else IMAGES}
+        results = ranks(method, bank, settings["sizes"], settings["images"], seed)
+    else:
+        way, shot = job.recipe.val_way, job.recipe.val_shot
+        settings = {"way": way, "shot": shot, "query": job.recipe.validation.val_query}
+        settings["episodes"] = 4 if wanted.quick else EPISODES
+        results = burstiness(method, bank, **settings, seed=seed)
+    entry = {
+        "table": TABLE, "row": experiment.id, "label": job.row.label, "of": {"table": job.row.table, "row": job.row.id},
+        "seed": job.recipe.seed, "quick": wanted.quick, "changed": changes(wanted.overrides), "split": "val",
+        **circumstances(), "settings": settings | {"seed": seed}, "results": results,
+    }  # fmt: skip
+    write_entry(file, entry)
+    return entry

@@ -1,0 +1,146 @@
+"""The ledger: one JSON document a run, with its recipe, its figures and what they were measured on."""
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sosn.errors import UsageError
+from sosn.evaluation import Evaluation
+from sosn.files import write_atomically
+from sosn.method.base import Method
+from sosn.recipe import Recipe, from_table, without_place
+from sosn.reproduce.row import Measure, Row
+from sosn.training.run import Run
+
+ENTRY_FILE = "entry.json"  # in a run folder
+Entry = dict[str, Any]
+
+
+def new_entry(row: Row, recipe: Recipe, run: Run, method: Method, changed: Sequence[str], quick: bool) -> Entry:
+    """What is known of a run before anything is measured: no dates, no paths."""
+    about, result = run.about(), json.loads(run.result.read_text("utf-8"))
+    data = {
+        split: {"fingerprint": part["fingerprint"], "images": part["images"], "classes": len(part["classes"])}
+        for split, part in about["data"].items()
+    }
+    return {
+        "table": row.table, "row": row.id, "label": row.label, "seed": recipe.seed, "quick": quick, "changed": list(changed),
+        "recipe_name": row.recipe, "overrides": list(row.words), "recipe": recipe.to_table(),
+        "versions": about["versions"], "machine": about["machine"], "data": data, "seconds": result["seconds"],
+        "parameters": method.parameter_count(), "figures": [], "missing": {},
+    }  # fmt: skip
+
+
+def add_figure(entry: Entry, measure: Measure, result: Evaluation) -> None:
+    """Put a measured figure into an entry."""
+    entry["missing"].pop(measure.split, None)
+    entry["figures"].append({"split": measure.split, "protocol": measure.protocol, **result.to_json()})
+
+
+def find_figure(entry: Entry, measure: Measure, statistics: str) -> dict[str, Any] | None:
+    """The figure of an entry for a measure, if it was measured."""
+    wanted = {"split": measure.split, "way": measure.way, "shot": measure.shot, "query": measure.query}
+    wanted["statistics"] = statistics
+    return next((one for one in entry["figures"] if wanted.items() <= one.items()), None)
+
+
+def write_entry(path: Path, entry: Entry) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, (json.dumps(entry, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def read_entry(path: Path) -> Entry:
+    entry: Entry = json.loads(path.read_text("utf-8"))
+    return entry
+
+
+def read_ledger(folder: Path) -> list[Entry]:
+    """All entries below a folder, by table, row and seed."""
+    return [read_entry(path) for path in sorted(folder.glob("*/*.json"))]
+
+
+def ledger_file(folder: Path, entry: Entry) -> Path:
+    """Where a ledger keeps an entry."""
+    return folder / str(entry["table"]) / f"{entry['row']}-seed{entry['seed']}.json"
+
+
+def same_recipe(entry: Entry, row: Row) -> bool:
+    """Whether an entry was trained with the row's recipe as it is now; options that came later count with their defaults."""
+    try:
+        return without_place(from_table(entry["recipe"], "the entry")) == without_place(row.resolve(entry["seed"]))
+    except UsageError:  # an option that is no more
+        return False
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A figure over seeds, as fractions: mean, half of its 95% interval over seeds (Student's t), each seed's own figures."""
+
+    seeds: tuple[int, ...]
+    accuracies: tuple[float, ...]
+    ci95s: tuple[float, ...]  # over episodes, of each seed
+
+    @property
+    def mean(self) -> float:
+        return sum(self.accuracies) / len(self.accuracies)
+
+    @property
+    def between(self) -> float | None:
+        return interval(self.accuracies)
+
+
+def interval(values: Sequence[float]) -> float | None:
+    """Half of the 95% interval of the mean of a few values (Student's t); None of a single one."""
+    if len(values) < 2:
+        return None
+    from scipy import stats
+
+    mean = sum(values) / len(values)
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    return float(stats.t.ppf(0.975, len(values) - 1)) * deviation / math.sqrt(len(values))
+
+
+def of_row(entries: Iterable[Entry], table: str, row: str) -> list[Entry]:
+    """The entries of a row, by seed."""
+    own = (entry for entry in entries if (entry["table"], entry["row"]) == (table, row))
+    return sorted(own, key=lambda entry: int(entry["seed"]))
+
+
+def summarise(entries: Sequence[Entry], measure: Measure, statistics: str) -> Summary | None:
+    """A figure of one row over its seeds; None where no seed has it."""
+    found = [(entry["seed"], figure) for entry in entries if (figure := find_figure(entry, measure, statistics))]
+    if not found:
+        return None
+    seeds, figures = zip(*found, strict=True)
+    return Summary(seeds, tuple(one["accuracy"] for one in figures), tuple(one["ci95"] for one in figures))
+
+
+@dataclass(frozen=True)
+class Gap:
+    """How much one row is ahead of another, as a fraction; over seeds that both have, or over episodes if there is but one."""
+
+    mean: float
+    ci95: float
+    seeds: int
+    protocol: str
+    split: str
+
+
+def gap(first: Sequence[Entry], second: Sequence[Entry], measure: Measure, statistics: str = "running") -> Gap | None:
+    """The first row's figure minus the second's, on the same episodes; None where no seed has both."""
+    pairs = []
+    for one in first:
+        other = next((entry for entry in second if entry["seed"] == one["seed"]), None)
+        figures = [find_figure(entry, measure, statistics) for entry in (one, other) if entry]
+        if len(figures) == 2 and figures[0] and figures[1] and figures[0]["fingerprint"] == figures[1]["fingerprint"]:
+            pairs.append((figures[0], figures[1]))
+    if not pairs:
+        return None
+    differences = [a["accuracy"] - b["accuracy"] for a, b in pairs]
+    half = interval(differences)
+    if half is None:
+        half = math.hypot(pairs[0][0]["ci95"], pairs[0][1]["ci95"])
+    return Gap(sum(differences) / len(differences), half, len(differences), measure.protocol, measure.split)

@@ -1,0 +1,63 @@
+"""Do larger images give second-order matrices of higher rank? Ranks of a model's matrices at several image sizes."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sosn.data import Bank
+from sosn.errors import UsageError
+from sosn.method import Method, SoSN
+from sosn.second_order import autocorrelation
+from sosn.seeding import generator
+
+TOLERANCE = 1e-6  # an eigenvalue below this share of the largest counts as 0
+
+
+def rank(matrices: Tensor) -> Tensor:
+    """Numerical rank of symmetric matrices (…, K, K): how many eigenvalues are not 0 beside the largest."""
+    sizes = torch.linalg.eigvalsh(matrices.double()).abs()
+    counted: Tensor = (sizes > TOLERANCE * sizes.amax(-1, keepdim=True)).sum(-1)
+    return counted
+
+
+def effective_rank(matrices: Tensor) -> Tensor:
+    """exp of the entropy of the eigenvalues' shares (Roy & Vetterli, 2007): K if all are equal, 1 if there is but one."""
+    sizes = torch.linalg.eigvalsh(matrices.double()).abs()
+    total = sizes.sum(-1, keepdim=True)
+    shares = sizes / torch.where(total > 0, total, 1.0)
+    return torch.where(total[..., 0] > 0, torch.special.entr(shares).sum(-1).exp(), 0.0)
+
+
+@torch.inference_mode()
+def ranks(method: Method, bank: Bank, sizes: tuple[int, ...], images: int, seed: int) -> list[dict[str, Any]]:
+    """For each image size: feature vectors N, and mean ranks of the autocorrelations and of what power normalisation makes.
+
+    The model is one and the same: its encoder is convolutional, and its similarity net sees K×K matrices at any size.
+    """
+    if not isinstance(method, SoSN):
+        raise UsageError(f"ranks are those of SoSN's matrices; the model is {method.name!r}")
+    method.eval()
+    rows = torch.randperm(len(bank), generator=generator("ranks", seed))[:images].to(bank.device)
+    results, own = [], method.preprocessing.size
+    try:
+        for size in sizes:
+            method.preprocessing.size = size
+            parts = [method.encode(part.to(method.device)) for part in bank.images[rows].split(64)]
+            maps = torch.cat(parts).double()
+            matrices = autocorrelation(maps, method.relation.shift)
+            matrices /= matrices.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None].clamp_min(1e-12)
+            normalised = method.relation.power_norm(matrices, maps.shape[-1])
+            numbers = rank(matrices).double()
+            results.append(
+                {
+                    "size": size, "trained": size == own, "vectors": maps.shape[-1], "features": maps.shape[-2],
+                    "rank": numbers.mean().item(), "full_rank": (numbers == maps.shape[-2]).double().mean().item(),
+                    "effective_rank": effective_rank(matrices).mean().item(),
+                    "normalised_rank": rank(normalised).double().mean().item(),
+                    "normalised_effective_rank": effective_rank(normalised).mean().item(),
+                }
+            )  # fmt: skip
+    finally:
+        method.preprocessing.size = own
+    return results

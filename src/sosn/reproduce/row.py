@@ -1,0 +1,66 @@
+"""A row of one of the paper's tables: what is trained for it, and on what the model is then judged."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sosn.recipe import Recipe, load_recipe, override
+from sosn.reproduce.paper import Published, published
+
+HEADLINE_SEEDS = 3  # trainings that a headline figure is the mean of
+PLACE = ("device", "workers", "engine")  # keys that decide where and how a run is computed, not what
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Episodes on which a trained model is judged, with running and with batch statistics; their number is the recipe's."""
+
+    split: str
+    way: int
+    shot: int
+    query: int
+
+    @property
+    def protocol(self) -> str:
+        return f"{self.way}w{self.shot}s"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One training and what is read from it. Rows of one group have one budget of training episodes a protocol."""
+
+    table: str
+    group: str
+    id: str
+    label: str  # as the paper prints it
+    recipe: str  # a shipped one
+    words: tuple[str, ...]  # key=value, over the recipe
+    measures: tuple[Measure, ...]
+    differs: str = ""  # from the paper, in all rows of the group
+    remark: str = ""  # what differs in this row besides
+
+    @property
+    def headline(self) -> bool:
+        """Whether it stands for the paper's own model, so that several seeds are wanted."""
+        return self.label == "SoSN(⊗)+SigmE"
+
+    @property
+    def name(self) -> str:
+        return f"{self.table}/{self.id}"
+
+    def resolve(self, seed: int, words: Sequence[str] = ()) -> Recipe:
+        """The recipe of one seed, with further key=value words."""
+        resolved = override(load_recipe(self.recipe), [*self.words, *words, f"seed={seed}"])
+        return replace(resolved, title=f"{self.table} {self.id}: {self.label}")
+
+    def paper(self, protocol: str) -> Published | None:
+        return published(self.table, self.label, protocol)
+
+
+def words(text: str) -> tuple[str, ...]:
+    """key=value words of a text."""
+    return tuple(text.split())
+
+
+def changes(overrides: Sequence[str]) -> list[str]:
+    """Words that make a run another one than its row says."""
+    return sorted(word for word in overrides if word.partition("=")[0].rpartition(".")[2] not in PLACE)

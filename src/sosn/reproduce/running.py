@@ -1,0 +1,103 @@
+"""Trainings one after another: how long they will take, and running each unless its files say that it is done."""
+
+import gc
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from sosn.data import EpisodeSampler
+from sosn.data.catalog import prepare_dataset
+from sosn.data.prepared import prepared_sizes
+from sosn.errors import DataError
+from sosn.recipe import RECIPE_FILE, Recipe
+from sosn.training import Progress, Silent, train
+from sosn.training.capture import FREE_STEPS
+from sosn.training.run import Run
+from sosn.training.setup import open_split
+from sosn.training.trainer import Trainer
+
+PROBED = 2  # steps that are timed for the estimate
+COSTLY = "relation encoder encoder_width permutations streams input_size".split()  # options that decide how long a step takes
+
+
+def prepare_missing(name: str, size: int, source: Path | None, progress: Progress) -> bool:
+    """Whether a dataset is prepared at a size, or could be from the source, if there is one."""
+    if size in prepared_sizes(name):
+        return True
+    if source is None:
+        return False
+    progress.say(f"preparing {name} at {size}×{size} from {str(source)!r}")
+    prepare_dataset(name, source, size, progress.evaluating)
+    return True
+
+
+def train_or_resume(recipe: Recipe, folder: Path, progress: Progress) -> Run:
+    """The finished run of a recipe in a folder: read, gone on with, or trained. Refuses a folder with another recipe's run."""
+    run = Run(folder)
+    begun = (folder / RECIPE_FILE).exists()
+    if begun:
+        run.check_same(recipe)
+    if not run.result.exists():
+        progress.say(f"{recipe.title}: training in {str(folder)!r}")
+        train(recipe, folder, resume=begun, progress=progress)
+        _free()
+    return run
+
+
+def estimate(jobs: Sequence[tuple[Recipe, float]]) -> str:
+    """How long trainings will take, from a few timed steps of each kind; those that cannot be filled take none.
+
+    A job is a recipe and the number of pairs of a query and a class that are scored after its training.
+    """
+    total = 0.0
+    timed: dict[tuple[object, ...], float] = {}  # seconds a step
+    for recipe, pairs in jobs:
+        episodes, wanted = recipe.episodes, recipe.validation
+        try:
+            EpisodeSampler(open_split(recipe, "train"), episodes.way, episodes.shot, episodes.query)
+            if (kind := _kind(recipe)) not in timed:
+                timed[kind] = _step_seconds(recipe)
+        except DataError:
+            continue
+        rounds = -(-recipe.training.steps // wanted.every)
+        pairs += (rounds * wanted.val_episodes + wanted.report_episodes) * recipe.val_way**2 * wanted.val_query
+        share = pairs / (episodes.episodes_per_step * episodes.way**2 * episodes.query)  # of what a step scores
+        total += timed[kind] * (recipe.training.steps + share / 3)  # no gradients: a third
+    return f"about {duration(total)} on this machine" if timed else "none of them can be filled"
+
+
+def _kind(recipe: Recipe) -> tuple[object, ...]:
+    """What decides how long a step takes."""
+    options = recipe.model.options
+    costly = tuple(options.get(name) for name in COSTLY)
+    return (recipe.data.name, recipe.data.options.get("size"), recipe.model.method, recipe.episodes, *costly)
+
+
+def _step_seconds(recipe: Recipe) -> float:
+    trainer = Trainer(recipe, Run(Path()), Silent())
+    for _ in range(FREE_STEPS + 2 if trainer.fabric.device.type == "cuda" else 1):  # until a captured step is recorded
+        trainer.advance().item()
+    began = time.monotonic()
+    for _ in range(PROBED):
+        trainer.advance().item()
+    seconds = (time.monotonic() - began) / PROBED
+    trainer.source.close()
+    del trainer
+    _free()
+    return seconds
+
+
+def _free() -> None:
+    """Give back the device memory of a training that is over, captured step and all, before the next one."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def duration(seconds: float) -> str:
+    """A length of time in words."""
+    for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} seconds"

@@ -1,0 +1,222 @@
+"""The paper's Omniglot and miniImageNet tables, row by row; what is finished is read from its files."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, get_args
+
+from sosn.device import resolve_device
+from sosn.errors import DataError, MissingSplitError, TrainingError, UsageError
+from sosn.evaluation import evaluate
+from sosn.method.base import Statistics
+from sosn.models import load
+from sosn.recipe import Recipe
+from sosn.reproduce import mini_imagenet, omniglot
+from sosn.reproduce.ledger import (
+    ENTRY_FILE,
+    Entry,
+    add_figure,
+    find_figure,
+    ledger_file,
+    new_entry,
+    read_entry,
+    write_entry,
+)
+from sosn.reproduce.row import Row, changes
+from sosn.reproduce.running import estimate, prepare_missing, train_or_resume
+from sosn.spelling import nearest
+from sosn.training import Progress, Silent
+from sosn.training.run import Run
+from sosn.training.setup import open_split
+
+TABLES = {omniglot.TABLE: omniglot.ROWS, mini_imagenet.TABLE: mini_imagenet.ROWS}
+QUICK = (
+    "steps=4 every=2 episodes_per_step=1 query=2 val_episodes=4 val_query=2 report_episodes=4 recalibrate=2 precision=fp32"
+).split()
+STATISTICS: tuple[Statistics, ...] = get_args(Statistics)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training: a row and a seed, in a folder."""
+
+    row: Row
+    recipe: Recipe
+    folder: Path
+
+    @property
+    def entry_file(self) -> Path:
+        return self.folder / ENTRY_FILE
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a table is run."""
+
+    rows: Sequence[str] = ()  # shell patterns; none means all rows
+    seeds: Sequence[int] = (0,)
+    overrides: Sequence[str] = ()
+    quick: bool = False
+    data: Path | None = None  # where images are prepared from that are not prepared yet
+    ledger: Path | None = None  # entries are copied to it
+
+    @property
+    def words(self) -> list[str]:
+        return [*(QUICK if self.quick else ()), *self.overrides]
+
+
+@dataclass
+class Reproduction:
+    """A table's rows, the entries of their runs, and why others have none."""
+
+    table: str
+    rows: tuple[Row, ...]
+    entries: list[Entry] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "table": self.table,
+            "rows": [row_json(row) for row in self.rows],
+            "entries": self.entries,
+            "skipped": self.skipped,
+        }
+
+
+def row_json(row: Row) -> dict[str, Any]:
+    """A row as it is planned, with the paper's figures as fractions."""
+    paper = {one.protocol: row.paper(one.protocol) for one in row.measures}
+    figures = {
+        protocol: {"accuracy": one.accuracy / 100, "ci95": None if one.ci95 is None else one.ci95 / 100}
+        for protocol, one in paper.items()
+        if one
+    }
+    return {
+        "row": row.id, "group": row.group, "label": row.label, "recipe": row.recipe, "overrides": list(row.words),
+        "paper": figures, "differs": row.differs, "remark": row.remark,
+    }  # fmt: skip
+
+
+class Named(Protocol):
+    """What has an id."""
+
+    @property
+    def id(self) -> str: ...
+
+
+Chosen = TypeVar("Chosen", bound=Named)
+
+
+def select(rows: Sequence[Chosen], patterns: Sequence[str]) -> tuple[Chosen, ...]:
+    """Rows whose id fits one of the shell patterns, all if there are none. A pattern that fits nothing is refused."""
+    names = [row.id for row in rows]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise UsageError(f"no row fits {pattern!r}{nearest(pattern, names)}: --list shows the rows")
+    return tuple(row for row in rows if not patterns or any(fnmatchcase(row.id, pattern) for pattern in patterns))
+
+
+def plan(rows: Sequence[Row], out: Path, wanted: Options) -> list[Job]:
+    """The trainings of these rows, a folder each: OUT/TABLE/ROW-seedN."""
+    for word in wanted.overrides:
+        if word.partition("=")[0] in ("seed", "way", "shot", "episodes.way", "episodes.shot"):
+            raise UsageError(f"{word!r} cannot be set: rows have their own way and shot, and --seeds gives the seeds")
+    return [
+        Job(row, row.resolve(seed, wanted.words), out / row.table / f"{row.id}-seed{seed}")
+        for row in rows
+        for seed in dict.fromkeys(wanted.seeds)
+    ]
+
+
+def reproduce_rows(table: str, out: Path, wanted: Options, progress: Progress | None = None) -> Reproduction:
+    """Train and measure rows of a table, in run folders below out, and return their entries.
+
+    What is finished there is read, not run again; what was interrupted goes on. Rows whose images are not prepared are skipped
+    and said. The number of trainings and an estimate of the time are said before anything is trained.
+    """
+    if table not in TABLES:
+        raise UsageError(f"there is no table {table!r}{nearest(table, TABLES)}; there are {', '.join(TABLES)}")
+    rows = select(TABLES[table], wanted.rows)
+    jobs = plan(rows, out, wanted)
+    return Reproduction(table, rows, *run_jobs(jobs, wanted, progress or Silent()))
+
+
+def run_jobs(jobs: Sequence[Job], wanted: Options, progress: Progress) -> tuple[list[Entry], dict[str, str]]:
+    """The entries of jobs, run as far as they are not finished, and why others have none."""
+    if wanted.ledger and (wanted.quick or changes(wanted.overrides)):
+        words = " ".join((*changes(wanted.overrides), *(("--quick",) if wanted.quick else ())))
+        raise UsageError(f"--ledger keeps rows as they are planned: leave it out, or {words}")
+    skipped = _prepare(jobs, wanted.data, progress)
+    ready = [job for job in jobs if job.row.name not in skipped]
+    if jobs and not ready:
+        raise DataError(next(iter(skipped.values())))
+    for row, reason in skipped.items():
+        progress.say(f"{row} is skipped: {reason}")
+    waiting = [job for job in ready if not Run(job.folder).result.exists()]
+    if waiting:
+        took = estimate([(job.recipe, _pairs(job)) for job in waiting])
+        progress.say(f"{len(waiting)} of {len(ready)} trainings to run: {took}")
+    entries = []
+    for job in ready:
+        try:
+            entries.append(_run(job, changes(wanted.overrides), wanted.quick, progress))
+        except TrainingError as error:  # one row that diverges is no reason to leave the others
+            skipped[f"{job.row.name}, seed {job.recipe.seed}"] = str(error)
+            progress.say(f"{job.row.name}: {error}")
+            continue
+        if wanted.ledger:
+            write_entry(ledger_file(wanted.ledger, entries[-1]), entries[-1])
+    return entries, skipped
+
+
+def _prepare(jobs: Sequence[Job], source: Path | None, progress: Progress) -> dict[str, str]:
+    """Prepare images that unfinished jobs need, where there is a source; else why rows cannot be run."""
+    skipped: dict[str, str] = {}
+    for job in jobs:
+        name, size = job.recipe.data.name, job.recipe.data.options["size"]
+        if not job.entry_file.exists() and not prepare_missing(name, size, source, progress):
+            skipped[job.row.name] = f"{name} at {size}×{size} is not prepared: give --data DIR, the folder that holds it"
+    return skipped
+
+
+def _pairs(job: Job) -> float:
+    """Pairs of a query and a class that measuring a job scores."""
+    scored = sum(measure.way**2 * measure.query for measure in job.row.measures)
+    return len(STATISTICS) * job.recipe.validation.report_episodes * scored
+
+
+def _run(job: Job, changed: Sequence[str], quick: bool, progress: Progress) -> Entry:
+    """Train a job unless that is done, measure what is not measured, and return its entry."""
+    run = train_or_resume(job.recipe, job.folder, progress)
+    if job.entry_file.exists():
+        entry = read_entry(job.entry_file)
+    else:
+        entry = new_entry(job.row, job.recipe, run, load(job.folder), changed, quick)
+    for measured in _measure(job, entry, progress):
+        write_entry(job.entry_file, measured)
+    return entry
+
+
+def _measure(job: Job, entry: Entry, progress: Progress) -> Iterator[Entry]:
+    """Measure what an entry lacks; it comes after every figure, so that little is lost when this is interrupted."""
+    wanted, device = job.recipe.validation, resolve_device(job.recipe.training.device)
+    method = None
+    for measure in job.row.measures:
+        lacking = [one for one in STATISTICS if find_figure(entry, measure, one) is None]
+        if not lacking:
+            continue
+        try:
+            bank = open_split(job.recipe, measure.split, progress.say).to(device)
+        except DataError as error:
+            if not isinstance(error, MissingSplitError) and not entry["missing"]:
+                raise
+            entry["missing"].setdefault(measure.split, str(error))
+            yield entry
+            continue
+        if method is None:
+            method = load(job.folder).to(device)
+        for statistics in lacking:
+            sizes = (measure.way, measure.shot, measure.query, wanted.report_episodes, wanted.report_seed)
+            add_figure(entry, measure, evaluate(method, bank, *sizes, statistics, progress.evaluating))
+            yield entry

@@ -1,0 +1,408 @@
+"""The Omniglot and miniImageNet tables: planned, run, resumed, read again, and put into the ledger."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from sosn.cli.app import app
+from sosn.errors import DataError, UsageError
+from sosn.recipe import shipped
+from sosn.reproduce import claims, mini_imagenet, omniglot
+from sosn.reproduce.ledger import gap, of_row, read_entry, read_ledger, same_recipe, summarise
+from sosn.reproduce.paper import MINI_IMAGENET, OMNIGLOT, ahead
+from sosn.reproduce.row import Measure, Row, changes
+from sosn.reproduce.table import TABLES, Options, plan, reproduce_rows
+from sosn.storage import load_tensors
+from sosn.training import Silent
+
+CPU = ["device=cpu"]
+ROWS = [row for rows in TABLES.values() for row in rows]
+SIGME = "sigme-vinyals-5w1s"
+
+
+class Listener(Silent):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, sentence: str) -> None:
+        self.said.append(sentence)
+
+    @property
+    def trained(self) -> list[str]:
+        return [sentence for sentence in self.said if "training in" in sentence]
+
+
+class Interrupted(Silent):
+    """Somebody who presses Ctrl-C after some steps."""
+
+    def __init__(self, step: int) -> None:
+        self.last = step
+
+    def step(self, step: int, loss: float | None) -> None:
+        if step == self.last:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOSN_HOME", str(tmp_path / "home"))
+
+
+def _images(folder: Path, count: int, seed: int, size: int = 20) -> None:
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(seed)
+    for number in range(count):
+        Image.fromarray(random.integers(0, 256, (size, size, 3), np.uint8)).save(folder / f"{number:02}.png")
+
+
+def characters(root: Path) -> Path:
+    """A tree as Omniglot's authors have it: an alphabet for each of Vinyals' splits."""
+    for split, alphabet in enumerate(("Greek", "Hebrew", "Tibetan")):
+        for number in range(6):
+            _images(root / "images_background" / alphabet / f"character{number:02}", 6, 10 * split + number)
+    return root
+
+
+def photos(root: Path, splits: tuple[str, ...] = ("train", "val")) -> Path:
+    """A tree as miniImageNet is given out."""
+    for place, split in enumerate(splits):
+        for number in range(5):
+            _images(root / split / f"n0000{place}00{number}", 20, 10 * place + number)
+    return root
+
+
+# The plan
+
+
+def test_row_ids_are_unique_and_every_row_resolves_to_a_recipe_of_its_seed() -> None:
+    assert len({row.name for row in ROWS}) == len(ROWS)
+    for row in ROWS:
+        recipe = row.resolve(7)
+        assert recipe.seed == 7
+        assert recipe.validation.val_seed != recipe.validation.report_seed
+        assert (recipe.episodes.way, recipe.episodes.shot) in {(one.way, one.shot) for one in row.measures}
+
+
+def _episodes(row: Row) -> int:
+    recipe = row.resolve(0)
+    return recipe.training.steps * recipe.episodes.episodes_per_step
+
+
+def test_rows_that_are_compared_have_one_budget() -> None:
+    assert {_episodes(row) for row in mini_imagenet.ROWS if row.group in ("one budget", "224×224")} == {60_000}
+    assert {_episodes(row) for row in mini_imagenet.ROWS if row.group == "ablation"} == {20_000}
+    for way, wanted in ((5, 64_000), (20, 32_000)):
+        own = [row for row in omniglot.ROWS if "partition" in row.group and row.resolve(0).episodes.way == way]
+        assert {_episodes(row) for row in own} == {wanted}
+        assert len(own) == 16
+
+
+def test_rows_of_one_budget_differ_in_the_model_and_in_what_its_authors_ask_for_alone() -> None:
+    own = {"loss", "clip", "precision", "recalibrate"}
+    for protocol in mini_imagenet.SHOTS:
+        rows = [row for row in mini_imagenet.ROWS if row.group == "one budget" and row.id.endswith(protocol)]
+        tables = [row.resolve(0).to_table() for row in rows]
+        for table in tables[1:]:
+            for section in ("data", "episodes", "augmentation", "validation"):
+                assert table[section] == tables[0][section]
+            assert {key for key, value in table["training"].items() if value != tables[0]["training"][key]} <= own
+
+
+def test_ranked_is_not_trained_at_one_shot_where_it_is_the_average() -> None:
+    for row in ROWS:
+        recipe = row.resolve(0)
+        assert recipe.model.options.get("relation") != "ranked" or recipe.episodes.shot > 1
+
+
+def test_an_ablation_changes_what_it_is_called_after() -> None:
+    base = claims.find("mini-imagenet", mini_imagenet.BASE).resolve(0).to_table()
+    keys = {"eta": {"eta"}, "beta": {"shift"}, "permutations": {"permutations"}, "size": {"input_size"}}
+    keys["augmentation"] = {"flip", "translate", "jitter", "rotate", "rotations"}
+    for family, (_, values) in mini_imagenet.ABLATIONS.items():
+        assert sum(mini_imagenet.ablation_id(family, value) == mini_imagenet.BASE for value in values) == 1
+        for value in values:
+            table = claims.find("mini-imagenet", mini_imagenet.ablation_id(family, value)).resolve(0).to_table()
+            changed = {
+                key
+                for section in ("data", "model", "episodes", "augmentation", "training", "validation")
+                for key in table[section]
+                if table[section][key] != base[section].get(key)
+            }
+            assert changed <= keys[family]
+            assert bool(changed) == bool(values[value])
+
+
+def test_a_row_of_the_best_recipe_is_there_as_soon_as_the_recipe_ships() -> None:
+    pairs = [(table, protocol) for table in TABLES for protocol in omniglot.PROTOCOLS]
+    best = {f"{table}/best-{protocol}" for table, protocol in pairs if f"{table}-{protocol}-best" in shipped()}
+    assert {row.name for row in ROWS if row.id.startswith("best")} == best
+
+
+def test_every_row_of_the_tables_stands_in_the_paper_or_is_called_otherwise() -> None:
+    for row in ROWS:
+        tables = {"omniglot": OMNIGLOT, "mini-imagenet": MINI_IMAGENET}
+        assert (row.label in tables[row.table]) == (row.group not in ("ablation", "image size"))
+
+
+def test_the_papers_figures_are_as_printed() -> None:
+    sigme = MINI_IMAGENET["SoSN(⊗)+SigmE"]
+    assert [(str(figure), figure.accuracy, figure.ci95) for figure in sigme.values()] == [
+        ("52.96 ± 0.83", 52.96, 0.83),
+        ("68.63 ± 0.68", 68.63, 0.68),
+    ]
+    assert str(MINI_IMAGENET["SoSN(⊗)+AsinhE"]["5w1s"]) == "52.10 ± 0.82"
+    assert [figure.accuracy for figure in OMNIGLOT["SoSN(⊗)+SigmE"].values()] == [99.8, 99.9, 98.3, 99.4]
+    assert OMNIGLOT["Prototypical Net"]["5w1s"].ci95 is None
+    assert list(OMNIGLOT["Meta Nets"]) == ["5w1s", "20w1s"]
+    assert ahead("mini-imagenet", "SoSN(⊗)+SigmE", "SoSN(⊗)+AsinhE", "5w1s") == 0.86  # "∼0.9%"
+    assert ahead("mini-imagenet", "SoSN(⊗)+SigmE", "Relation Net", "5w1s") == 2.52  # "2.5%"
+    assert ahead("mini-imagenet", "SoSN(⊗)+SigmE", "Prototypical Net", "5w5s") == 0.43
+    with pytest.raises(KeyError, match="20w1s"):
+        ahead("mini-imagenet", "SoSN(⊗)+SigmE", "Relation Net", "20w1s")
+
+
+def test_claims_refer_to_rows_that_measure_what_is_compared() -> None:
+    assert len({claim.id for claim in claims.CLAIMS}) == len(claims.CLAIMS)
+    for claim in claims.CLAIMS:
+        assert claim.contrasts or claim.experiments
+        for one in claim.contrasts:
+            assert one.measure in claims.find(one.table, one.second).measures
+    papers = {(one.first, one.second): one.paper for claim in claims.CLAIMS for one in claim.contrasts}
+    assert papers["sigme-5w1s", "none-5w1s"] == 2.08
+    assert papers["permutations-5w1s", "sigme-5w1s"] == 1.56  # the text has 1.8
+    assert papers["ablation-base", "size-28"] is None
+
+
+def test_what_a_row_decides_cannot_be_overridden() -> None:
+    for word in ("seed=3", "way=7", "episodes.shot=2"):
+        with pytest.raises(UsageError, match=f"{word!r} cannot be set"):
+            plan(omniglot.ROWS[:1], Path(), Options(overrides=[word]))
+    assert changes(["device=cpu", "training.engine=plain", "steps=3", "data.workers=2"]) == ["steps=3"]
+
+
+# Running
+
+
+def test_a_row_is_prepared_for_run_measured_and_read_again(tmp_path: Path) -> None:
+    source = characters(tmp_path / "source")
+    words = f"reproduce omniglot --rows {SIGME} --seeds 0 1 --quick --data {source} --out {tmp_path / 'runs'} --json device=cpu"
+    first = CliRunner().invoke(app, words.split())
+    assert first.exit_code == 0, first.output
+    assert "preparing omniglot at 28×28" in first.stderr
+    assert "2 of 2 trainings to run: about" in first.stderr
+    told = json.loads(first.stdout)
+    assert told["rows"][0]["paper"]["5w1s"] == {"accuracy": 0.998, "ci95": pytest.approx(0.001)}
+    assert [entry["seed"] for entry in told["entries"]] == [0, 1]
+    entry = told["entries"][0]
+    assert entry == read_entry(tmp_path / "runs" / "omniglot" / f"{SIGME}-seed0" / "entry.json")
+    assert {(one["split"], one["protocol"], one["statistics"]) for one in entry["figures"]} == {
+        (split, "5w1s", statistics) for split in ("val", "test") for statistics in ("running", "batch")
+    }
+    for one in entry["figures"]:
+        assert (one["way"], one["shot"], one["query"], one["episodes"], one["seed"]) == (5, 1, 1, 4, 0)
+        assert 0 <= one["accuracy"] <= 1
+        assert one["fingerprint"]
+    assert (entry["quick"], entry["changed"], entry["recipe"]["training"]["steps"]) == (True, [], 4)
+    assert entry["parameters"] == 226_513
+    assert entry["data"]["train"]["classes"] == 24  # with rotations
+    assert entry["seconds"] > 0
+    assert str(tmp_path) not in json.dumps(told["entries"])
+    listener = Listener()
+    again = reproduce_rows("omniglot", tmp_path / "runs", Options([SIGME], (0, 1), CPU, quick=True), listener)
+    assert again.entries == told["entries"]
+    assert listener.said == []
+    (tmp_path / "home" / "omniglot-28").rename(tmp_path / "gone")  # finished rows need no images
+    assert reproduce_rows("omniglot", tmp_path / "runs", Options([SIGME], (0, 1), CPU, quick=True)).entries == told["entries"]
+    shown = CliRunner().invoke(app, words.replace(" --json", "").split())
+    assert "99.8 ± 0.1" in shown.stdout
+
+
+def test_an_interrupted_row_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+    wanted = Options([SIGME], overrides=CPU, quick=True, data=characters(tmp_path / "source"))
+    whole = reproduce_rows("omniglot", tmp_path / "whole", wanted)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce_rows("omniglot", tmp_path / "broken", wanted, Interrupted(3))
+    folder = tmp_path / "broken" / "omniglot" / f"{SIGME}-seed0"
+    assert not (folder / "entry.json").exists()
+    listener = Listener()
+    resumed = reproduce_rows("omniglot", tmp_path / "broken", wanted, listener)
+    assert len(listener.trained) == 1
+    assert resumed.entries[0]["figures"] == whole.entries[0]["figures"]
+    weights = [
+        load_tensors(tmp_path / one / "omniglot" / f"{SIGME}-seed0" / "model.safetensors")[0] for one in ("whole", "broken")
+    ]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    (folder / "entry.json").unlink()  # stopped between training and measuring
+    listener = Listener()
+    assert reproduce_rows("omniglot", tmp_path / "broken", wanted, listener).entries == resumed.entries
+    assert listener.trained == []
+
+
+def test_a_run_of_other_settings_is_not_taken_for_the_row(tmp_path: Path) -> None:
+    wanted = Options([SIGME], overrides=CPU, quick=True, data=characters(tmp_path / "source"))
+    reproduce_rows("omniglot", tmp_path / "runs", wanted)
+    with pytest.raises(UsageError, match=r"training.steps=4, not 2"):
+        reproduce_rows("omniglot", tmp_path / "runs", Options([SIGME], overrides=[*CPU, "steps=2"], quick=True))
+
+
+def test_a_split_that_is_missing_is_said_and_measured_when_it_comes(tmp_path: Path) -> None:
+    wanted = Options(["none-5w1s"], overrides=[*CPU, "input_size=28"], quick=True, data=photos(tmp_path / "photos"))
+    first = reproduce_rows("mini-imagenet", tmp_path / "runs", wanted)
+    assert first.entries[0]["missing"] == {"test": "mini-imagenet at 84×84 was prepared without test images"}
+    assert {one["split"] for one in first.entries[0]["figures"]} == {"val"}
+    assert first.entries[0]["changed"] == ["input_size=28"]
+    for file in (tmp_path / "home" / "mini-imagenet-84").iterdir():
+        file.unlink()
+    (tmp_path / "home" / "mini-imagenet-84").rmdir()
+    wanted = Options(wanted.rows, overrides=wanted.overrides, quick=True, data=tmp_path / "photos")
+    photos(tmp_path / "more", ("a", "b", "test"))
+    (tmp_path / "more" / "test").rename(tmp_path / "photos" / "test")
+    words = f"data prepare mini-imagenet --from {tmp_path / 'photos'}"
+    assert CliRunner().invoke(app, words.split()).exit_code == 0
+    listener = Listener()
+    second = reproduce_rows("mini-imagenet", tmp_path / "runs", wanted, listener)
+    assert listener.trained == []
+    assert second.entries[0]["missing"] == {}
+    assert second.entries[0]["figures"][:2] == first.entries[0]["figures"]
+    assert {one["split"] for one in second.entries[0]["figures"][2:]} == {"test"}
+
+
+def test_rows_without_images_are_skipped_and_all_of_them_are_an_error(tmp_path: Path) -> None:
+    wanted = Options(["sigme-5w1s", "sigme-224-5w1s"], overrides=[*CPU, "input_size=28"], quick=True)
+    with pytest.raises(DataError, match="mini-imagenet at 84×84 is not prepared: give --data DIR"):
+        reproduce_rows("mini-imagenet", tmp_path / "runs", wanted)
+    assert not (tmp_path / "runs").exists()
+    words = f"data prepare mini-imagenet --from {photos(tmp_path / 'photos')}"
+    assert CliRunner().invoke(app, words.split()).exit_code == 0
+    result = reproduce_rows("mini-imagenet", tmp_path / "runs", wanted)
+    assert [entry["row"] for entry in result.entries] == ["sigme-5w1s"]
+    assert list(result.skipped) == ["mini-imagenet/sigme-224-5w1s"]
+
+
+def test_the_ledger_takes_rows_as_they_are_planned_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for more in (Options(quick=True, ledger=tmp_path), Options(overrides=["steps=2"], ledger=tmp_path)):
+        with pytest.raises(UsageError, match=r"--ledger keeps rows as they are planned: leave it out, or (--quick|steps=2)"):
+            reproduce_rows("omniglot", tmp_path / "runs", more)
+    tiny = (
+        "steps=2 every=2 episodes_per_step=1 query=2 val_episodes=2 val_query=2 report_episodes=2 recalibrate=1 precision=fp32"
+    )
+    row = claims.find("omniglot", SIGME)
+    small = Row(row.table, row.group, row.id, row.label, row.recipe, (*row.words, *tiny.split()), row.measures)
+    monkeypatch.setitem(TABLES, "omniglot", (small,))
+    wanted = Options(seeds=(0, 2), overrides=CPU, data=characters(tmp_path / "source"), ledger=tmp_path / "ledger")
+    result = reproduce_rows("omniglot", tmp_path / "runs", wanted)
+    files = sorted(path.relative_to(tmp_path / "ledger").as_posix() for path in (tmp_path / "ledger").rglob("*.json"))
+    assert files == [f"omniglot/{SIGME}-seed0.json", f"omniglot/{SIGME}-seed2.json"]
+    assert read_ledger(tmp_path / "ledger") == result.entries
+    assert all(same_recipe(entry, small) for entry in result.entries)
+    assert not same_recipe(result.entries[0], row)
+    del result.entries[0]["recipe"]["model"]["alpha"]  # an option that came later counts with its default
+    assert same_recipe(result.entries[0], small)
+
+
+def test_a_row_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
+    source, rate = characters(tmp_path / "source"), "learning_rate=1e30"
+    result = reproduce_rows("omniglot", tmp_path / "runs", Options([SIGME], (0, 1), [*CPU, rate], quick=True, data=source))
+    assert result.entries == []
+    assert list(result.skipped) == [f"omniglot/{SIGME}, seed 0", f"omniglot/{SIGME}, seed 1"]
+    assert "is not finite" in result.skipped[f"omniglot/{SIGME}, seed 0"]
+
+
+def test_claims_run_their_rows_and_experiments_once(tmp_path: Path) -> None:
+    source = photos(tmp_path / "photos")
+    words = f"reproduce claims --rows burst* --quick --data {source} --out {tmp_path / 'runs'} --json "
+    words += "device=cpu input_size=28 report_episodes=2"
+    first = CliRunner().invoke(app, words.split())
+    assert first.exit_code == 0, first.output
+    (claim,) = json.loads(first.stdout)["claims"]
+    assert [one["of"]["row"] for one in claim["experiments"]] == ["sigme-5w1s", "asinhe-5w1s", "none-5w1s"]
+    assert {one["change"] for one in claim["experiments"][0]["results"]} >= {"patch 2×2", "covered 2×2", "tiled 2×2"}
+    assert str(tmp_path) not in first.stdout
+    again = CliRunner().invoke(app, words.replace(" --json", "").split())
+    assert again.exit_code == 0, again.output
+    assert again.stderr == ""
+    assert "Power normalisation discards how often a texture repeats" in again.stdout
+
+
+@pytest.mark.real_data
+@pytest.mark.slow
+def test_a_row_runs_on_real_omniglot(real_data: Path, tmp_path: Path) -> None:
+    wanted = Options(["prototypical-paper-20w1s"], overrides=CPU, quick=True, data=real_data)
+    entry = reproduce_rows("omniglot", tmp_path / "runs", wanted).entries[0]
+    assert entry["data"]["train"]["classes"] == 4 * 1100
+    assert {one["protocol"] for one in entry["figures"] if one["split"] == "test"} == set(omniglot.PROTOCOLS)
+    assert all(one["accuracy"] > 1 / one["way"] for one in entry["figures"])
+
+
+# The command
+
+
+def test_the_command_lists_rows_and_claims_without_running(tmp_path: Path) -> None:
+    run: Callable[[str], Any] = lambda words: CliRunner().invoke(app, ["reproduce", *words.split()])  # noqa: E731
+    shown = run("mini-imagenet --list --rows sigme-5w* streams-5w1s")
+    assert shown.stdout.count("sosn train mini-imagenet-5w") == 3
+    assert "paper: 5w1s 54.72 ± 0.89" in shown.stdout
+    assert "3 rows" in shown.stdout
+    assert len(json.loads(run("omniglot --list --json").stdout)) == len(omniglot.ROWS)
+    listed = run("claims --list").stdout
+    assert "∼0.9% better than AsinhE" in listed
+    assert "mini-imagenet/ranked-5w5s" in listed
+
+
+def test_words_that_mean_nothing_are_refused() -> None:
+    for words, message in (
+        ("omniglo", "there is no table 'omniglo', did you mean 'omniglot'"),
+        ("omniglot fast", "'fast' is no key=value"),
+        ("omniglot --list --rows sigme-vinyals", "no row fits 'sigme-vinyals'"),
+        ("open-mic-1 --rows p1", "open-mic-1 is run whole"),
+    ):
+        result = CliRunner().invoke(app, ["reproduce", *words.split()])
+        assert isinstance(result.exception, UsageError)
+        assert message.split(",")[0] in str(result.exception)
+
+
+# The ledger's arithmetic
+
+
+def entry(row: str, seed: int, accuracy: float, ci95: float = 0.01, fingerprint: str = "f", **more: Any) -> dict[str, Any]:
+    figure = {"split": "val", "protocol": "5w1s", "way": 5, "shot": 1, "query": 15, "statistics": "running"}
+    figure |= {"accuracy": accuracy, "ci95": ci95, "fingerprint": fingerprint}
+    return {"table": "mini-imagenet", "row": row, "seed": seed, "figures": [figure], **more}
+
+
+VAL = Measure("val", 5, 1, 15)
+
+
+def test_a_figure_over_seeds_has_students_interval() -> None:
+    entries = [entry("a", 2, 0.56), entry("a", 0, 0.5), entry("b", 0, 0.1), entry("a", 1, 0.53)]
+    figure = summarise(of_row(entries, "mini-imagenet", "a"), VAL, "running")
+    assert figure is not None
+    assert figure.seeds == (0, 1, 2)
+    assert figure.mean == pytest.approx(0.53)
+    assert figure.between == pytest.approx(4.302652730 * 0.03 / math.sqrt(3))  # t of 2 degrees of freedom
+    assert summarise(entries[:1], VAL, "batch") is None
+    alone = summarise(entries[:1], VAL, "running")
+    assert alone is not None
+    assert alone.between is None
+
+
+def test_a_gap_is_over_seeds_that_both_rows_have_on_the_same_episodes() -> None:
+    first = [entry("a", 0, 0.50), entry("a", 1, 0.54), entry("a", 2, 0.6)]
+    second = [entry("b", 0, 0.48), entry("b", 1, 0.5), entry("b", 2, 0.5, fingerprint="other")]
+    ours = gap(first, second, VAL)
+    assert ours is not None
+    assert ours.mean == pytest.approx(0.03)
+    assert ours.seeds == 2
+    assert ours.ci95 == pytest.approx(12.70620474 * 0.01)  # t of 1 degree of freedom, times the standard error
+    alone = gap(first[:1], second[:1], VAL)
+    assert alone is not None
+    assert alone.ci95 == pytest.approx(math.hypot(0.01, 0.01))
+    assert gap(first, [], VAL) is None
