@@ -115,8 +115,8 @@ def eval(
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="way, shot, query, episodes, seed, statistics=running|batch, split=val|test, within=alphabet, data, device, "
-            "precision=fp32|bf16, engine=auto|plain.",
+            help="way, shot, query, episodes, seed, statistics=running|batch, split=val|test, within=alphabet|drawers, data, "
+            "device, precision=fp32|bf16, engine=auto|plain; or runs=FOLDER, the tasks of Lake et al.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -128,15 +128,10 @@ def eval(
     with progress_bar("evaluating") as bar:
         result, settings = evaluate_model(model, overrides or [], bar, console.print)
     if as_json:
-        _print_json(
-            result.to_json() | {"model": model, "split": settings.split, "data": settings.data, "within": settings.within}
-        )
+        _print_json(result.to_json() | {"model": model} | settings.to_json())
     else:
         way = f"{result.way}-way {result.shot}-shot, {result.query} queries a class, {result.statistics} statistics"
-        within = f" within one {settings.within}" if settings.within else ""
-        typer.echo(
-            f"{result}  {way}, {result.episodes} episodes of {settings.data} {settings.split}{within}, seed {result.seed}"
-        )
+        typer.echo(f"{result}  {way}, {settings}")
 
 
 @app.command()
@@ -178,7 +173,7 @@ def compare(
     with progress_bar("comparing") as bar:
         rows, settings = compare_models([w for w in words if w not in settings_given], settings_given, bar, console.print)
     if as_json:
-        _print_json({"split": settings.split, "data": settings.data, "rows": [row.to_json() for row in rows]})
+        _print_json(settings.to_json() | {"rows": [row.to_json() for row in rows]})
     else:
         show_comparison(rows, settings)
 

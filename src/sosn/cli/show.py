@@ -144,9 +144,9 @@ def show_card(name: str, card: dict[str, Any]) -> None:
 
 
 def show_comparison(rows: "list[Row]", settings: "EvaluationSettings") -> None:
-    sizes = f"{settings.way}-way {settings.shot}-shot, {settings.query} queries a class, {settings.episodes} episodes"
+    sizes = f"{settings.way}-way {settings.shot}-shot, {settings.query} queries a class, {settings.statistics} statistics"
     table = _table(
-        f"{sizes} of {settings.data} {settings.split}, {settings.statistics} statistics, seed {settings.seed}",
+        f"{sizes}, {settings}",
         "model", "method", "accuracy", "minus the first", "p", "parameters", "MFLOPs an episode", "episodes/s", "",
     )  # fmt: skip
     for row in rows:

@@ -147,10 +147,13 @@ def read_index(name: str, size: int) -> dict[str, Any]:
     return index
 
 
-def open_prepared(name: str, size: int, what: str, keep: Callable[[str, str], bool]) -> Bank:
+def open_prepared(
+    name: str, size: int, what: str, keep: Callable[[str, str], bool], drawer: Callable[[str], int | None] | None = None
+) -> Bank:
     """The bank of the classes for which keep(class, split it came from) is true, read from disk as needed.
 
-    A class that stands in several splits that are kept is one class.
+    A class that stands in several splits that are kept is one class. drawer tells from the name of a file who drew it; where
+    it cannot for one, the bank has no drawers.
     """
     index = read_index(name, size)
     counts = index["counts"]
@@ -165,7 +168,9 @@ def open_prepared(name: str, size: int, what: str, keep: Callable[[str, str], bo
     sizes = torch.tensor([sum(counts[n] for n in numbers) for numbers in runs.values()])
     labels = torch.repeat_interleave(torch.arange(len(runs)), sizes)
     groups = None if index["groups"] is None else torch.tensor(index["groups"])[rows]
-    return Bank(_part(place(name, size) / "images.npy", rows), labels, tuple(runs), groups)
+    drawn = [drawer(index["files"][row]) for row in rows] if drawer else [None]
+    drawers = None if None in drawn else torch.tensor(drawn)
+    return Bank(_part(place(name, size) / "images.npy", rows), labels, tuple(runs), groups, drawers)
 
 
 def _part(file: Path, rows: "np.ndarray[Any, np.dtype[np.int64]]") -> Tensor:
