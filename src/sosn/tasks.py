@@ -1,6 +1,5 @@
 """Jobs of the command line that are more than one call, free of printing."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,16 +11,14 @@ from sosn.data import Bank, EpisodeSampler, leave_out_small, open_bank
 from sosn.data.lake_runs import read_runs
 from sosn.data.sampler import Within, alphabets
 from sosn.device import check_bf16, resolve_device
-from sosn.errors import DataError, SosnWarning, UsageError
+from sosn.errors import DataError, UsageError
 from sosn.evaluation import Evaluation, evaluate, evaluate_runs
-from sosn.importing import write_model
 from sosn.kernel import engine
-from sosn.kind import THUMBNAIL, choose_model, kind_of
 from sosn.method.base import Method, Statistics
-from sosn.models import load_with_recipe, shipped_models
-from sosn.pictures import list_classes, read_pictures
+from sosn.models import fitting_model, load_with_recipe
+from sosn.pictures import kind_of_pictures, list_classes, read_pictures
 from sosn.recipe import Recipe, override, refuse_option
-from sosn.storage import WEIGHTS_FILE
+from sosn.storage import check_no_model, write_model
 from sosn.training.run import Run
 from sosn.tuning import Tuned, tune
 from sosn.typed import annotations, check_options, parse
@@ -178,14 +175,9 @@ def tune_model(
     support: Path, model: str, out: Path, steps: int, seed: int, progress: Callable[[int, int], None] | None = None
 ) -> tuple[str, Tuned]:
     """Tune a model on a folder of classes and, if that helps, write it to a folder: the model's name, and what came of it."""
-    if (out / WEIGHTS_FILE).exists():
-        raise UsageError(f"{str(out)!r} holds a model already: choose another --out")
+    check_no_model(out)
     files, labels = list_classes(support)
-    name = model
-    if model == "auto":
-        name, note = choose_model(kind_of(read_pictures(files, THUMBNAIL, 3)), shipped_models())
-        if note:
-            warnings.warn(note, SosnWarning, stacklevel=2)
+    name = fitting_model(kind_of_pictures(files)) if model == "auto" else model
     method, recipe = load_with_recipe(name)
     images = read_pictures(files, method.preprocessing.size, method.preprocessing.channels)
     names = tuple(dict.fromkeys(labels))
