@@ -220,6 +220,9 @@ def mean_ci95(values: Tensor) -> tuple[float, float]:
 
 def compare(first: Evaluation, second: Evaluation) -> Comparison:
     """Paired comparison of two methods. Refuses evaluations that were not made on the same episodes."""
+    for one in (first, second):
+        if not isinstance(one, Evaluation):
+            raise UsageError(f"compare takes what evaluate gave, not {type(one).__name__}: evaluate both models first")
     if first.fingerprint != second.fingerprint:
         raise UsageError("the two evaluations used different episodes: give both the same data, way, shot, query and seed")
     from scipy import stats

@@ -21,7 +21,8 @@ class DrawerTasks:
     def __init__(self, bank: Bank, families: Tensor, way: int, shot: int, query: int) -> None:
         if (shot, query) != (1, 1):
             raise UsageError(
-                f'shot is {shot} and query {query}; within="drawers" needs shot=1 and query=1: one drew each character once'
+                f'shot is {shot} and query {query}; within="drawers" needs shot=1 and query=1, as a person drew each character '
+                "once"
             )
         if bank.drawers is None:
             raise DataError(

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sosn.encoder import EncoderName
-from sosn.episode import Episode
+from sosn.episode import Episode, check_episode
 from sosn.errors import UsageError
 from sosn.method.base import LossName, above_zero, at_least, constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
@@ -65,6 +65,7 @@ class Baseline(SoftmaxMethod):
 
     def loss(self, episode: Episode, name: LossName = "cross_entropy") -> Tensor:
         """Cross-entropy over all training classes, of every image of the episode, support and query alike."""
+        check_episode(episode, "a loss")
         if episode.labels is None or episode.classes is None:
             raise UsageError(
                 f"method {self.name!r} trains on labels and class numbers, which EpisodeSampler gives: both are needed"
