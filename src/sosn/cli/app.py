@@ -1,6 +1,7 @@
 """The commands: what each takes, and what it prints."""
 
 import json
+import logging
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
@@ -84,6 +85,7 @@ def train(
     from sosn.training import train as run_training
     from sosn.training.run import CHECKPOINT_FILE
 
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it greets where there are several processes
     resolved = override(load_recipe(recipe), overrides or [])
     if out is None:
         out = Path(recipe) if Path(recipe).is_dir() else Path("runs") / Path(recipe).stem
