@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -157,7 +158,7 @@ def test_models_are_listed(cli: Cli) -> None:
         (("recipes", str(Path(sosn.__file__).parent / "models" / "glyphs.safetensors")), 2, "is no recipe"),
         (("train", "glyphs-5w1s", "shot=30"), 1, "30-shot with 1 queries needs 31"),
         (("train", "glyphs-5w1s", "device=banana"), 2, "device is 'banana'"),
-        (("train", "glyphs-5w1s", "way=400"), 1, "lower way"),
+        (("train", "glyphs-5w1s", "way=400"), 1, "lower way or val_way"),
         (("eval", "glyphs", "device=cuda:99"), 2, "device is 'cuda:99'"),
         (("eval", "nowhere"), 2, "there is no model 'nowhere'"),
         (("eval", "glyphs", "shots=5"), 2, "did you mean 'shot'?"),
@@ -227,7 +228,11 @@ def test_data_is_prepared_listed_checked_and_shown(cli: Cli, tmp_path: Path, mon
                 file = tmp_path / "mini" / split / f"n{split}{label}" / f"{number}.png"
                 file.parent.mkdir(parents=True, exist_ok=True)
                 Image.new("RGB", (84, 84), (40 * label, 40 * number, 99 if split == "val" else 0)).save(file)
-    code, out, _ = cli("data", "prepare", "mini-imagenet", "--from", "mini")
+    words = ("data", "prepare", "mini-imagenet", "--from", "mini")
+    code, _, err = cli(*words, "--max-pixels", "7000")
+    assert code == 1
+    assert "84×84 pixels; 7,000 is the limit: shrink it, or raise --max-pixels" in err
+    code, out, _ = cli(*words, "--max-pixels", "8000")
     assert code == 0
     assert "test: not there" in out
     code, out, _ = cli("data", "list", "--json")
@@ -298,6 +303,39 @@ def test_a_terminal_shows_a_bar_with_loss_rate_and_time_left(tmp_path: Path) -> 
     text = shown.decode()
     for piece in ("training", "evaluating", "/30", "loss 0.", "val ", "episodes/s", "left", "validation"):
         assert piece in text
+
+
+def test_tables_read_well_in_eighty_columns(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    monkeypatch.setenv("NO_COLOR", "1")
+    compared = (
+        "compare",
+        "glyphs",
+        f"{Path(sosn.__file__).parent}/models/glyphs.safetensors",
+        "query=1",
+        "episodes=2",
+        "device=cpu",
+    )
+    for words in (("recipes",), ("models",), ("data", "list"), compared):
+        code, out, err = cli(*words)
+        assert code == 0, err
+        lines = [re.sub("\x1b\\[[0-9;?]*[a-zA-Z]", "", line) for line in out.splitlines()]
+        assert max(map(len, lines)) <= 80, words
+        assert "…" not in out.replace("part1…part4", ""), words  # nothing is cut short
+
+
+def test_the_benchmarks_table_fits_into_eighty_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sosn.cli.show import show_bench
+
+    monkeypatch.setenv("COLUMNS", "80")
+    show_bench(json.loads((Path(__file__).parent.parent / "results" / "bench-h200.json").read_text("utf-8")))
+    table = capsys.readouterr().out.partition("growth with")[0].splitlines()
+    assert max(map(len, table)) <= 80
+    for cell in ("engine, many", "vectorised", "20w1s10q 28²", "757,136", "63.44"):
+        assert any(cell in line for line in table)
 
 
 def test_the_card_of_a_model_tells_its_limits(cli: Cli) -> None:

@@ -49,8 +49,8 @@ def test_rows_are_the_paired_comparison_with_the_first(tmp_path: Path) -> None:
     assert not any(row.transductive for row in rows)
     assert [row.parameters for row in rows] == [111_936, 223_441, 112_261]
     assert all(row.episodes_per_second > 0 for row in rows)
-    again, _ = compare_models(models[:1], (*WORDS, "statistics=batch"))
-    assert again[0].transductive
+    again, _ = compare_models(models[:2], (*WORDS, "statistics=batch"))
+    assert all(row.transductive for row in again)
 
 
 def test_operations_are_those_of_the_convolutions_and_products(tmp_path: Path) -> None:
@@ -78,11 +78,14 @@ def _small(name: str) -> Method:
     return method_class(name)(channels=1, input_size=28)
 
 
-def test_models_that_were_not_trained_and_no_models_are_refused(tmp_path: Path) -> None:
+def test_models_that_were_not_trained_and_fewer_than_two_are_refused(cli: Cli, tmp_path: Path) -> None:
     with pytest.raises(UntrainedError, match="'prototypical' has not been trained"):
-        compare_models([save(tmp_path, "prototypical", trained=False)], WORDS)
-    with pytest.raises(UsageError, match="nothing to compare"):
+        compare_models(["glyphs", save(tmp_path, "prototypical", trained=False)], WORDS)
+    with pytest.raises(UsageError, match="no model is given: compare takes"):
         compare_models([], WORDS)
+    code, out, err = cli("compare", "glyphs", *WORDS)
+    assert (code, out) == (2, "")
+    assert "'glyphs' alone is given: compare takes the names or run folders of two models or more; `sosn eval` takes one" in err
 
 
 def test_the_command_prints_a_table_or_one_document(cli: Cli, tmp_path: Path) -> None:
@@ -92,7 +95,7 @@ def test_the_command_prints_a_table_or_one_document(cli: Cli, tmp_path: Path) ->
     code, out, err = cli("compare", *models, pixels, *WORDS, "--json")
     assert code == 0, err
     told = json.loads(out)
-    assert told["split"] == "val"
+    assert (told["split"], told["precision"], told["engine"]) == ("val", "fp32", "auto")
     assert [row["method"] for row in told["rows"]] == ["prototypical", "covamnet", "pixels"]
     assert "p_value" not in told["rows"][0]
     assert 0 <= told["rows"][1]["p_value"] <= 1
@@ -107,4 +110,4 @@ def test_an_untrained_model_is_not_evaluated(cli: Cli, tmp_path: Path) -> None:
     code, _, err = cli("eval", save(tmp_path, "prototypical", trained=False), *WORDS)
     assert code == 1
     assert "has not been trained and would answer at chance: train it with `sosn train`" in err
-    assert cli("compare", "nowhere")[0] == 2
+    assert cli("compare", "glyphs", "nowhere")[0] == 2

@@ -470,6 +470,12 @@ def test_an_image_beyond_the_limit_is_refused_and_read_when_the_limit_is_raised(
     assert int(bank.class_images("class0")[0, 0, 0, 0]) == 7
 
 
+def test_the_way_out_of_the_limit_exists_where_it_is_named(ten_classes: Path, tmp_path: Path) -> None:
+    Image.new("L", (40, 30), 7).save(tmp_path / "a.png")
+    with pytest.raises(DataError, match=r"1,000 is the limit: shrink it$"):
+        read_image(tmp_path / "a.png", 4, 1, max_pixels=1000)
+
+
 def test_a_raised_limit_goes_beyond_pillows_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 400)
     Image.new("1", (9000, 6000)).save(tmp_path / "wide.png")

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 import sosn
 from sosn.episode import Episode
 from sosn.errors import CheckpointError, UsageError
-from sosn.importing import import_relation_net, write_model
+from sosn.importing import import_relation_net
 from sosn.models import load_with_recipe
+from sosn.storage import write_model
 from test_cli import Cli, cli
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -50,12 +52,16 @@ save_file({name: value.contiguous() for name, value in document.items()}, f"{sys
 """
 
 
-def launch(*command: str) -> subprocess.CompletedProcess[str]:
+def environment() -> dict[str, str]:
     with socket.socket() as probe:  # a port of its own: other tests may run at the same time
         probe.bind(("", 0))
         port = probe.getsockname()[1]
-    environment = os.environ | {"MASTER_PORT": str(port), "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, check=False, timeout=300)
+    return os.environ | {"MASTER_PORT": str(port), "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+
+
+def launch(*command: str) -> subprocess.CompletedProcess[str]:
+    called = [sys.executable, *command]
+    return subprocess.run(called, env=environment(), capture_output=True, text=True, check=False, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +117,7 @@ def test_a_run_of_two_processes_is_like_one_and_resumes_with_another_number(tmp_
     ended = launch("-m", "sosn", *words)
     assert ended.returncode == 0, ended.stderr
     told = json.loads(ended.stdout)  # one process speaks
+    assert "distributed" not in ended.stderr
     train(tiny(*WORDS), tmp_path / "one")
     alone = json.loads((tmp_path / "one" / "result.json").read_text())
     assert told["episodes"] == alone["episodes"]
@@ -139,6 +146,30 @@ def test_a_checkpoint_of_two_processes_goes_on_with_one(tmp_path: Path) -> None:
     assert result.evaluation is not None
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "val_accuracy" in row] == [4, 6]
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_all_processes_with_one_sentence(tmp_path: Path, number: signal.Signals) -> None:
+    words = ("train", "glyphs-5w1s", *TINY, *WORDS, "steps=100000", "--out", str(tmp_path / "run"), "--devices", "2")
+    command = [sys.executable, "-m", "sosn", *words]
+    with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True) as child:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "run" / "checkpoint.safetensors").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.killpg(child.pid, number)  # as a terminal does
+        _, err = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert err.splitlines()[-2:] == [f"`sosn train {tmp_path / 'run'} --resume` goes on from the last checkpoint", "stopped"]
+    assert [word for word in ("Traceback", "distributed", "terminat") if word in err] == []
+    assert err.count("stopped") == 1
+    with pytest.raises(ProcessLookupError):  # nobody is left
+        os.killpg(child.pid, 0)
+
+
+def test_a_numbered_device_cannot_be_several() -> None:
+    with pytest.raises(UsageError, match="device is 'cpu:0', which is one, and devices is 2: use device=cpu"):
+        make_fabric(tiny("device=cpu:0"), devices=2)
 
 
 def test_episodes_that_cannot_be_shared_and_devices_that_are_not_there_are_refused() -> None:

@@ -1,12 +1,14 @@
 """From images as a file gives them to what a model sees."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sosn.errors import UsageError
 from sosn.method import SoSN
@@ -57,6 +59,22 @@ def test_colour_becomes_grey_by_luma() -> None:
     image = torch.rand(2, 3, 8, 8, dtype=torch.float64)
     expected = 0.299 * image[:, 0] + 0.587 * image[:, 1] + 0.114 * image[:, 2]
     torch.testing.assert_close(Preprocessing(1, 8)(image, torch.float64)[:, 0], expected)
+
+
+def test_nothing_is_brought_to_the_images_from_the_host() -> None:
+    """A tensor made of numbers in the program is copied to a GPU, which waits for it, and no CUDA graph can hold that."""
+    made: list[str] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    preprocessing = Preprocessing(1, 5, [0.4], [0.3], "inverted")
+    with Watch():
+        preprocessing(picture(3), torch.float32)
+    assert "aten.mul.Tensor" in made
+    assert "aten.lift_fresh.default" not in made
 
 
 def test_grey_becomes_colour_by_repetition() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import resource
 import shutil
 import signal
@@ -247,8 +248,20 @@ def test_a_diverging_run_ends_with_one_sentence(tmp_path: Path) -> None:
 def test_sizes_that_the_data_cannot_give_are_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has 8 images; 5-shot with 9 queries needs 14"):
         train(tiny("shot=5", "query=9"), tmp_path / "a")
-    with pytest.raises(DataError, match="10-way episodes need 10 classes"):
+    with pytest.raises(DataError, match="for validation: 10-way episodes need 10 classes and there are 6: lower val_way"):
         train(tiny("val_way=10"), tmp_path / "b")
+    with pytest.raises(DataError, match=r"for validation: .* 5-shot with 2 queries .* lower val_shot or val_query"):
+        train(tiny("drawings=6", "val_shot=5"), tmp_path / "c")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recipe_is_trained_by_its_file(tmp_path: Path) -> None:
+    recipe = tiny("steps=2", "every=2")
+    (tmp_path / "mine.toml").write_text(recipe.to_toml())
+    for given in (str(tmp_path / "mine.toml"), tmp_path / "mine.toml"):
+        assert train(given, tmp_path / type(given).__name__).evaluation is not None
+    assert load_recipe(str(tmp_path / "str")) == recipe
+    assert same(weights(tmp_path / "str"), weights(tmp_path / "PosixPath"))
 
 
 def test_a_checkpoint_of_another_architecture_is_refused(tmp_path: Path) -> None:
@@ -388,6 +401,25 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
     with Run(tmp_path / "run").alone(), pytest.raises(UsageError, match="another process is training"):
         train(recipe, tmp_path / "run", resume=True)
     train(recipe, tmp_path / "run", resume=True)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system that forks")
+def test_a_worker_that_outlives_its_run_does_not_hold_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    registered: list[object] = []
+    monkeypatch.setattr(os, "register_at_fork", lambda **calls: registered.append(calls))
+    ours, theirs = os.pipe()
+    with Run(tmp_path / "run").alone():
+        child = os.fork()
+        if not child:
+            os.close(theirs)
+            os.read(ours, 1)  # until the parent is through
+            os._exit(0)
+    os.close(ours)
+    with Run(tmp_path / "run").alone():
+        pass
+    os.close(theirs)
+    assert os.waitpid(child, 0)[1] == 0
+    assert registered == []  # a run leaves nothing behind that later forks would call
 
 
 def photos(root: Path, classes: int) -> Path:

@@ -18,18 +18,17 @@ from sosn.confidence import CALIBRATION_FILE, Calibration, probabilities, read_c
 from sosn.device import resolve_device
 from sosn.errors import CheckpointError, NotFittedError, SosnWarning, UsageError
 from sosn.files import write_atomically
-from sosn.kind import THUMBNAIL, Kind, choose_model, kind_of
+from sosn.kind import Kind
 from sosn.method import TimmPrototype
 from sosn.method.base import Method
-from sosn.models import calibration_of, load, shipped_models
-from sosn.pictures import Picture, Pictures, list_classes, list_pictures, read_pictures, source_of
+from sosn.models import calibration_of, fitting_model, load
+from sosn.pictures import Picture, Pictures, kind_of_pictures, list_classes, list_pictures, read_pictures, source_of
 from sosn.storage import WEIGHTS_FILE, load_method, load_tensors, save_method, save_tensors
 from sosn.support import IMAGES, Label, Support, encode_images
 
 Array = np.ndarray[Any, Any]
 SUPPORT_FILE = "support.safetensors"
 CLASSIFIER_FILE = "classifier.json"  # written last: a folder without it was never finished
-LOOKED_AT = 32  # pictures, at most, that decide whether a set is of drawings or of photos
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ class FewShotClassifier:
     def fit(self, images: Pictures, labels: Sequence[Any] | Array | None = None) -> Self:
         """Remember pictures and their labels, or a folder of folders, whose names are the labels."""
         pictures, own = _labelled(images, labels)
-        kind = kind_of(read_pictures(_spread(pictures), THUMBNAIL, 3))
+        kind = kind_of_pictures(pictures)
         name, method, calibration = self._open_model(kind)
         support = Support(method)
         support.add(_encode(method, pictures), own)
@@ -260,11 +259,7 @@ class FewShotClassifier:
         if isinstance(self.model, Method):
             self.model.check_trained()
             return self.model.name, self.model.to(device), None
-        name = str(self.model)
-        if name == "auto":
-            name, note = choose_model(kind, shipped_models())
-            if note:
-                warnings.warn(note, SosnWarning, stacklevel=4)
+        name = fitting_model(kind) if self.model == "auto" else str(self.model)
         method = load(name)
         method.check_trained()
         return name, method.to(device), calibration_of(name)
@@ -342,12 +337,6 @@ def _labelled(images: Pictures, labels: Sequence[Any] | Array | None) -> tuple[l
 
 def _encode(method: Method, pictures: Sequence[Picture]) -> Tensor:
     return encode_images(method, read_pictures(pictures, method.preprocessing.size, method.preprocessing.channels))
-
-
-def _spread(pictures: list[Picture]) -> list[Picture]:
-    """A few pictures, from all over the list."""
-    step = -(-len(pictures) // LOOKED_AT)
-    return pictures[::step]
 
 
 def _digest(path: Path) -> str:

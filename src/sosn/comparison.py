@@ -54,15 +54,16 @@ def compare_models(
     The p-value is that of a two-sided paired t-test over episodes against the first. progress is called, for each model,
     with the episodes done and their number; say, with what is left out.
     """
-    if not models:
-        raise UsageError("there is nothing to compare: give the names or run folders of models")
+    if len(models) < 2:
+        given = f"{models[0]!r} alone is given" if models else "no model is given"
+        raise UsageError(f"{given}: compare takes the names or run folders of two models or more; `sosn eval` takes one")
     loaded = [load_with_recipe(model) for model in models]
     for method, _ in loaded:
         method.check_trained()
     settings, recipe = evaluation_settings(loaded[0][1], overrides)
-    bank = open_evaluated(recipe, settings, say)
+    bank, settings = open_evaluated(recipe, settings, say)
     for model, (method, trained) in zip(models, loaded, strict=True):
-        if method.parameter_count():  # or there is nothing that could have been trained
+        if method.parameter_count() and not settings.runs:  # or there is nothing that could have been trained
             check_unseen(model, trained, recipe, bank, settings.split)
     rows: list[Row] = []
     for model, (method, _) in zip(models, loaded, strict=True):
@@ -71,7 +72,7 @@ def compare_models(
         seconds = time.monotonic() - began
         row = Row(
             model, method.name, result, compare(result, rows[0].evaluation) if rows else None, method.parameter_count(),
-            mflops_of_an_episode(method, bank, settings), settings.episodes / seconds,
+            mflops_of_an_episode(method, bank, settings), result.episodes / seconds,
             method.transductive or (settings.statistics == "batch" and bool(batch_norms(method))), method.adapts,
         )  # fmt: skip
         rows.append(row)

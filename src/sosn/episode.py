@@ -1,6 +1,7 @@
 """The one thing that travels: a batch of few-shot tasks."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,6 +89,12 @@ class Episode:
     def to(self, device: torch.device | str) -> "Episode":
         labels, classes = (None if one is None else one.to(device) for one in (self.labels, self.classes))
         return Episode(self.support.to(device), self.query.to(device), labels, classes)
+
+
+def check_episode(given: Any, what: str) -> None:
+    """Refuse images where an episode is wanted."""
+    if not isinstance(given, Episode):
+        raise UsageError(f"{what} takes an Episode, not {type(given).__name__}: sosn.Episode(support, query) makes one")
 
 
 def _shape(tensor: Tensor) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sosn.data.bank import Bank
+from sosn.data.lake_runs import run_rows
 from sosn.data.sampler import EpisodeSampler, Within
 from sosn.errors import SosnError, SosnWarning, UsageError
 from sosn.kernel import enabled
@@ -69,7 +70,7 @@ def evaluate(
     way: int = 5,
     shot: int = 1,
     query: int = 15,
-    episodes: int = 600,
+    episodes: int | None = None,
     seed: int = 0,
     statistics: Statistics = "running",
     progress: Callable[[int, int], None] | None = None,
@@ -80,18 +81,37 @@ def evaluate(
 
     query counts images a class. statistics="running" uses what batch norm learnt in training; "batch" is the authors'
     transductive way. progress is called with the episodes done and their number. within="alphabet" takes the classes of each
-    episode from one alphabet, after Lake et al. With a fabric of several processes each takes its share of
-    the episodes, and all get the same figures.
+    episode from one alphabet; within="drawers", its support from one drawer and its queries from another too, after Lake et
+    al. There are 600 episodes unless told otherwise; of within="drawers", two of each of ten alphabets. With a fabric of
+    several processes each takes its share of the episodes, and all get the same figures.
     """
-    if episodes < 2:
+    if episodes is not None and episodes < 2:
         raise UsageError(f"episodes is {episodes}; a confidence interval needs 2 or more")
     if statistics not in ("running", "batch"):
         raise UsageError(f"statistics is {statistics!r}; choose running or batch")
     if not isinstance(method, Method) or not isinstance(data, Bank):
         raise UsageError(f"evaluate takes a method and a bank, not {type(method).__name__} and {type(data).__name__}")
-    keep_freed_memory()
     sampler = EpisodeSampler(data, way, shot, query, within)
-    support, queries = draw_indices(sampler, episodes, seed)
+    rows = draw_indices(sampler, sampler.usual_count if episodes is None else episodes, seed)
+    return _evaluate_rows(method, sampler, *rows, seed, statistics, progress, fabric)
+
+
+def evaluate_runs(
+    method: Method, runs: Bank, statistics: Statistics = "running", progress: Callable[[int, int], None] | None = None
+) -> Evaluation:
+    """Mean accuracy over tasks as Lake et al. give them out, which read_runs opens."""
+    support, queries = run_rows(runs)
+    sampler = EpisodeSampler(runs, support.shape[1], 1, 1, "alphabet")
+    return _evaluate_rows(method, sampler, support, queries, 0, statistics, progress)
+
+
+def _evaluate_rows(
+    method: Method, sampler: EpisodeSampler, support: Tensor, queries: Tensor, seed: int, statistics: Statistics,
+    progress: Callable[[int, int], None] | None, fabric: "Fabric | None" = None,
+) -> Evaluation:  # fmt: skip
+    """Mean accuracy over the episodes of these rows of the sampler's bank."""
+    keep_freed_memory()
+    episodes = len(support)
     if fabric is None or fabric.world_size == 1:
         judged = _judge(sampler, method, support, queries, statistics, progress)
     else:
@@ -107,12 +127,11 @@ def evaluate(
             f"{100 * ties:.0f}% of the queries have the same highest score for several classes: the model was trained too "
             "little, or on other kinds of images",
             SosnWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
-    fingerprint = _fingerprint(data, support, queries)
-    return Evaluation(
-        mean, half, way, shot, query, episodes, statistics, seed, tuple(accuracies.tolist()), fingerprint, ties
-    )  # fmt: skip
+    sizes = (sampler.way, sampler.shot, sampler.query, episodes)
+    fingerprint = _fingerprint(sampler.bank, support, queries)
+    return Evaluation(mean, half, *sizes, statistics, seed, tuple(accuracies.tolist()), fingerprint, ties)
 
 
 def _judge(
@@ -201,6 +220,9 @@ def mean_ci95(values: Tensor) -> tuple[float, float]:
 
 def compare(first: Evaluation, second: Evaluation) -> Comparison:
     """Paired comparison of two methods. Refuses evaluations that were not made on the same episodes."""
+    for one in (first, second):
+        if not isinstance(one, Evaluation):
+            raise UsageError(f"compare takes what evaluate gave, not {type(one).__name__}: evaluate both models first")
     if first.fingerprint != second.fingerprint:
         raise UsageError("the two evaluations used different episodes: give both the same data, way, shot, query and seed")
     from scipy import stats

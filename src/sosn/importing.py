@@ -6,13 +6,12 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from sosn.errors import CheckpointError, SosnError, UsageError
-from sosn.method import Method, NearestPrototype, RelationNet
+from sosn.errors import CheckpointError, UsageError
+from sosn.method import NearestPrototype, RelationNet
 from sosn.method.nearest_prototype import ENCODER_OPTIONS
 from sosn.models import load_with_recipe
 from sosn.recipe import ModelSection, Recipe, load_recipe, override, refuse_option
 from sosn.state_dict import read_state_dict
-from sosn.storage import WEIGHTS_FILE, save_method
 from sosn.typed import annotations, check_options, parse
 
 MEAN, STD = 0.92206, 0.08426  # of their images, grey or colour: what the 2018 release subtracts and divides by
@@ -68,17 +67,6 @@ def import_frozen(model: str, options: Sequence[str]) -> tuple[NearestPrototype,
     frozen = NearestPrototype.of(source, **wanted)
     title = f"nearest prototype on the frozen encoder of {model}"
     return frozen, replace(recipe, title=title, model=ModelSection(NearestPrototype.name, frozen.config))
-
-
-def write_model(folder: Path, method: Method, recipe: Recipe) -> None:
-    """A folder that `sosn eval`, `sosn compare` and sosn.load take. Refuses one that holds a model already."""
-    if (folder / WEIGHTS_FILE).exists():
-        raise UsageError(f"{str(folder)!r} holds a model already: choose another --out")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SosnError(f"cannot make the folder {str(folder)!r} ({error.strerror}): choose another --out") from error
-    save_method(folder / WEIGHTS_FILE, method, {"recipe": recipe.to_table()})
 
 
 def _check_names(path: Path, tensors: Mapping[str, Tensor], blocks: list[str], linear: list[str], what: str) -> None:

@@ -1,13 +1,15 @@
 """Models by name: shipped with the package, or in a run folder."""
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sosn.confidence import CALIBRATION_FILE, Calibration, read_calibration
-from sosn.errors import CheckpointError, UsageError
+from sosn.errors import CheckpointError, SosnWarning, UsageError
+from sosn.kind import Kind, choose_model
 from sosn.method import Method
 from sosn.recipe import Recipe, from_table
 from sosn.spelling import nearest
@@ -36,6 +38,14 @@ def model_path(name_or_path: str) -> Path:
     raise UsageError(
         f"there is no model {name_or_path!r}{nearest(name_or_path, known)}: give a run folder or one of {', '.join(known)}"
     )
+
+
+def fitting_model(kind: Kind) -> str:
+    """The shipped model for images of a kind; says so where none was trained on such images."""
+    name, note = choose_model(kind, shipped_models())
+    if note:
+        warnings.warn(note, SosnWarning, stacklevel=4)
+    return name
 
 
 def model_card(name: str) -> dict[str, Any]:

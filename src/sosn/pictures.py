@@ -14,10 +14,12 @@ from torch import Tensor
 
 from sosn.data.folder import class_files, fit_image, image_files, read_image, warn_left_out
 from sosn.errors import DataError, SosnWarning, UsageError
+from sosn.kind import THUMBNAIL, Kind, kind_of
 
 Picture = str | os.PathLike[str] | Image.Image | np.ndarray[Any, Any] | Tensor
 Pictures = Picture | Iterable[Picture]
 CHANNELS = (1, 3, 4)  # grey, colour, colour with transparency
+LOOKED_AT = 32  # pictures, at most, that decide whether a set is of drawings or of photos
 
 
 def list_pictures(pictures: Pictures) -> list[Picture]:
@@ -51,6 +53,12 @@ def read_pictures(pictures: Sequence[Picture], size: int, channels: int) -> Tens
         return read_picture(pictures[0], size, channels).unsqueeze(0)
     with ThreadPoolExecutor() as pool:
         return torch.stack(list(pool.map(lambda one: read_picture(one, size, channels), pictures)))
+
+
+def kind_of_pictures(pictures: Sequence[Picture]) -> Kind:
+    """Whether pictures are drawings or photos, by a few from all over the list."""
+    step = -(-len(pictures) // LOOKED_AT)
+    return kind_of(read_pictures(pictures[::step], THUMBNAIL, 3))
 
 
 def read_picture(picture: Picture, size: int, channels: int) -> Tensor:

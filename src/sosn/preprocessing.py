@@ -72,8 +72,8 @@ class Preprocessing(nn.Module):
         if images.shape[-3] not in (1, 3):
             raise UsageError(f"images have {images.shape[-3]} channels; give 1 (grey) or 3 (colour)")
         if images.shape[-3] == 3 and self.channels == 1:
-            luma = images.new_tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
-            images = (images * luma).sum(-3, keepdim=True)
+            red, green, blue = images.split(1, -3)
+            images = 0.299 * red + 0.587 * green + 0.114 * blue
         elif images.shape[-3] < self.channels:
             images = images.expand(-1, self.channels, -1, -1)
         if images.shape[-2:] != (self.size, self.size):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import tomllib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -214,13 +215,24 @@ def _known_keys(name: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], d
     return own, {}
 
 
-def override(recipe: Recipe, assignments: Iterable[str]) -> Recipe:
+def as_recipe(recipe: Recipe | str | os.PathLike[str]) -> Recipe:
+    """A recipe as it is, or the one of this name, file or run folder."""
+    if isinstance(recipe, str | os.PathLike):
+        return load_recipe(os.fspath(recipe))
+    if not isinstance(recipe, Recipe):
+        raise UsageError(f"a recipe is {type(recipe).__name__}; give a Recipe, or its name, file or run folder")
+    return recipe
+
+
+def override(recipe: Recipe | str | os.PathLike[str], assignments: Iterable[str]) -> Recipe:
     """Apply key=value words; a key is a section's (training.steps) or, where only one section has it, bare (steps).
 
     Another dataset drops the options of the old one. Another method, whose word is taken first, keeps those that had been set
     and that it has too, and brings its own loss unless one is given.
     """
-    table, assignments = recipe.to_table(), list(assignments)
+    if isinstance(assignments, str):
+        raise UsageError(f"override takes a list of words, not one: write [{assignments!r}]")
+    table, assignments = as_recipe(recipe).to_table(), list(assignments)
     named = {word.partition("=")[0].strip() for word in assignments}
     for assignment in sorted(assignments, key=lambda word: word.partition("=")[0].strip() not in ("method", "model.method")):
         key, equals, text = assignment.partition("=")

@@ -11,10 +11,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from sosn.errors import CheckpointError, UsageError
+from sosn.errors import CheckpointError, SosnError, UsageError
 from sosn.files import write_atomically
 from sosn.method import FROZEN, method_class
 from sosn.method.base import Method
+from sosn.recipe import Recipe
 
 WEIGHTS_FILE = "model.safetensors"  # in a run folder
 T = TypeVar("T")
@@ -65,6 +66,22 @@ def save_method(path: Path, method: Method, about: Mapping[str, Any] | None = No
         for name, tensor in method.state_dict().items()
     }
     save_tensors(path, state, {"method": method.name, "config": method.config, "trained": method.trained, **(about or {})})
+
+
+def write_model(folder: Path, method: Method, recipe: Recipe) -> None:
+    """A folder that `sosn eval`, `sosn compare` and sosn.load take. Refuses one that holds a model already."""
+    check_no_model(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SosnError(f"cannot make the folder {str(folder)!r} ({error.strerror}): choose another --out") from error
+    save_method(folder / WEIGHTS_FILE, method, {"recipe": recipe.to_table()})
+
+
+def check_no_model(folder: Path) -> None:
+    """Refuse a folder that holds a model already."""
+    if (folder / WEIGHTS_FILE).exists():
+        raise UsageError(f"{str(folder)!r} holds a model already: choose another --out")
 
 
 def load_method(path: Path) -> tuple[Method, dict[str, Any]]:

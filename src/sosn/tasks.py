@@ -1,26 +1,24 @@
 """Jobs of the command line that are more than one call, free of printing."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
-from sosn.data import Bank, leave_out_small, open_bank
+from sosn.data import Bank, EpisodeSampler, leave_out_small, open_bank
+from sosn.data.lake_runs import read_runs
 from sosn.data.sampler import Within, alphabets
 from sosn.device import check_bf16, resolve_device
-from sosn.errors import DataError, SosnWarning, UsageError
-from sosn.evaluation import Evaluation, evaluate
-from sosn.importing import write_model
+from sosn.errors import DataError, UsageError
+from sosn.evaluation import Evaluation, evaluate, evaluate_runs
 from sosn.kernel import engine
-from sosn.kind import THUMBNAIL, choose_model, kind_of
 from sosn.method.base import Method, Statistics
-from sosn.models import load_with_recipe, shipped_models
-from sosn.pictures import list_classes, read_pictures
+from sosn.models import fitting_model, load_with_recipe
+from sosn.pictures import kind_of_pictures, list_classes, read_pictures
 from sosn.recipe import Recipe, override, refuse_option
-from sosn.storage import WEIGHTS_FILE
+from sosn.storage import check_no_model, write_model
 from sosn.training.seen import Seen, overlap, same_classes, seen_before, trained_classes, written_classes
 from sosn.tuning import Tuned, tune
 from sosn.typed import annotations, check_options, parse
@@ -33,15 +31,26 @@ class EvaluationSettings:
     way: int
     shot: int
     query: int
-    episodes: int
+    episodes: int | None
     seed: int
     statistics: Statistics = "running"
     split: Literal["train", "val", "test"] = "val"
     data: str = "glyphs"
     device: str = "auto"
     within: Within = None
+    runs: str | None = None  # a folder of Lake et al.'s tasks, in place of episodes that are drawn
     precision: Literal["fp32", "bf16"] = "fp32"
     engine: Literal["auto", "plain"] = "auto"
+
+    def __str__(self) -> str:
+        if self.runs:
+            return f"{self.episodes} runs of {self.runs}"
+        told = {None: "", "alphabet": " within one alphabet", "drawers": " within one alphabet, by one drawer and by another"}
+        return f"{self.episodes} episodes of {self.data} {self.split}{told[self.within]}, seed {self.seed}"
+
+    def to_json(self) -> dict[str, Any]:
+        names = ("runs", "precision", "engine") if self.runs else ("split", "data", "within", "precision", "engine")
+        return {name: getattr(self, name) for name in names}
 
 
 def evaluate_model(
@@ -54,23 +63,37 @@ def evaluate_model(
     method, trained = load_with_recipe(model)
     method.check_trained()
     settings, recipe = evaluation_settings(trained, overrides)
-    bank = open_evaluated(recipe, settings, say)
-    if method.parameter_count():  # or there is nothing that could have been trained
+    bank, settings = open_evaluated(recipe, settings, say)
+    if method.parameter_count() and not settings.runs:  # or there is nothing that could have been trained
         check_unseen(model, trained, recipe, bank, settings.split)
     return evaluate_with(method, bank, settings, progress), settings
 
 
-def open_evaluated(recipe: Recipe, settings: EvaluationSettings, say: Callable[[str], None] | None = None) -> Bank:
-    """The images of a recipe's data, on the device unless workers are to load them. say is told what is left out."""
+def open_evaluated(
+    recipe: Recipe, settings: EvaluationSettings, say: Callable[[str], None] | None = None
+) -> tuple[Bank, EvaluationSettings]:
+    """The images of a recipe's data, on the device unless workers are to load them, and settings that fit them.
+
+    say is told what is left out, and how many tasks there are where the images decide it.
+    """
     device = resolve_device(settings.device)
+    if settings.runs:
+        bank = read_runs(Path(settings.runs)).to(device)
+        runs = len(alphabets(bank.names))
+        return bank, replace(settings, way=len(bank.names) // runs, shot=1, query=1, episodes=runs, within="alphabet")
     bank = open_bank(recipe.data.name, settings.split, recipe.data.min_images, **recipe.data.options)
     if recipe.data.leave_out_small:
         bank = leave_out_small(bank, settings.split, settings.shot, settings.query, say)
-    if settings.within and say:
-        sizes = alphabets(bank.names)
-        small = sum(size < settings.way for size in sizes.values())
+    sizes = alphabets(bank.names)
+    small = sum(size < settings.way for size in sizes.values())
+    if settings.within and small and say:
         say(f"{small} of {len(sizes)} alphabets have fewer than {settings.way} classes and are left out")
-    return bank if recipe.data.workers else bank.to(device)
+    if settings.episodes is None:
+        count = EpisodeSampler(bank, settings.way, settings.shot, settings.query, settings.within).usual_count
+        settings = replace(settings, episodes=count)
+        if settings.within == "drawers" and say:
+            say(f"{count} tasks, two of each of {count // 2} alphabet{'s' * (count > 2)}")
+    return bank if recipe.data.workers else bank.to(device), settings
 
 
 def evaluate_with(
@@ -81,6 +104,8 @@ def evaluate_with(
     if half and device.type == "cpu":
         check_bf16()
     with engine(settings.engine), torch.autocast(device.type, torch.bfloat16, enabled=half):
+        if settings.runs:
+            return evaluate_runs(method.to(device), bank, settings.statistics, progress)
         return evaluate(
             method.to(device), bank, settings.way, settings.shot, settings.query, settings.episodes, settings.seed,
             settings.statistics, progress, settings.within,
@@ -115,11 +140,15 @@ def evaluation_settings(recipe: Recipe, overrides: Sequence[str]) -> tuple[Evalu
     known = annotations(EvaluationSettings)
     own = check_options({k: parse(t) for k, t in pairs if not _about_data(k)}, known, "eval")
     about_data = [f"{key}={text}" for key, text in pairs if _about_data(key) or key == "data"]
+    if own.get("runs"):
+        for key, _ in pairs:
+            if _about_data(key) or key in ("way", "shot", "query", "episodes", "seed", "split", "data", "within"):
+                raise UsageError(f"{key} is given and so is runs, whose tasks are fixed: leave out one of them")
     recipe = override(recipe, about_data)
-    defaults = EvaluationSettings(
-        recipe.val_way, recipe.val_shot, recipe.validation.val_query, recipe.validation.report_episodes,
-        recipe.validation.report_seed, data=recipe.data.name,
-    )  # fmt: skip
+    sizes: tuple[int, int, int | None] = (recipe.val_shot, recipe.validation.val_query, recipe.validation.report_episodes)
+    if own.get("within") == "drawers":  # whose tasks have sizes of their own
+        sizes = (1, 1, None)
+    defaults = EvaluationSettings(recipe.val_way, *sizes, recipe.validation.report_seed, data=recipe.data.name)
     return replace(defaults, **own), recipe
 
 
@@ -131,14 +160,9 @@ def tune_model(
     support: Path, model: str, out: Path, steps: int, seed: int, progress: Callable[[int, int], None] | None = None
 ) -> tuple[str, Tuned]:
     """Tune a model on a folder of classes and, if that helps, write it to a folder: the model's name, and what came of it."""
-    if (out / WEIGHTS_FILE).exists():
-        raise UsageError(f"{str(out)!r} holds a model already: choose another --out")
+    check_no_model(out)
     files, labels = list_classes(support)
-    name = model
-    if model == "auto":
-        name, note = choose_model(kind_of(read_pictures(files, THUMBNAIL, 3)), shipped_models())
-        if note:
-            warnings.warn(note, SosnWarning, stacklevel=2)
+    name = fitting_model(kind_of_pictures(files)) if model == "auto" else model
     method, recipe = load_with_recipe(name)
     images = read_pictures(files, method.preprocessing.size, method.preprocessing.channels)
     names = tuple(dict.fromkeys(labels))

@@ -18,6 +18,9 @@ def main() -> None:
     from sosn.cli.app import app
 
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a polite kill ends as Ctrl-C does
+    if os.environ.get("LOCAL_RANK", "0") != "0" and "TORCHELASTIC_RUN_ID" not in os.environ:
+        for number in (signal.SIGINT, signal.SIGTERM):  # all are told; the first speaks and ends the others
+            signal.signal(number, signal.SIG_IGN)
     with warnings.catch_warnings():
         plain = warnings.showwarning
         warnings.showwarning = lambda message, kind, *rest: (

@@ -1,6 +1,7 @@
 """The commands: what each takes, and what it prints."""
 
 import json
+import logging
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
@@ -86,6 +87,7 @@ def train(
     from sosn.training import train as run_training
     from sosn.training.run import CHECKPOINT_FILE
 
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it greets where there are several processes
     resolved = override(load_recipe(recipe), overrides or [])
     if out is None:
         out = Path(recipe) if Path(recipe).is_dir() else Path("runs") / Path(recipe).stem
@@ -117,8 +119,8 @@ def eval(
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="way, shot, query, episodes, seed, statistics=running|batch, split=val|test, within=alphabet, data, device, "
-            "precision=fp32|bf16, engine=auto|plain.",
+            help="way, shot, query, episodes, seed, statistics=running|batch, split=val|test, within=alphabet|drawers, data, "
+            "device, precision=fp32|bf16, engine=auto|plain; or runs=FOLDER, the tasks of Lake et al.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -130,15 +132,10 @@ def eval(
     with progress_bar("evaluating") as bar:
         result, settings = evaluate_model(model, overrides or [], bar, console.print)
     if as_json:
-        _print_json(
-            result.to_json() | {"model": model, "split": settings.split, "data": settings.data, "within": settings.within}
-        )
+        _print_json(result.to_json() | {"model": model} | settings.to_json())
     else:
         way = f"{result.way}-way {result.shot}-shot, {result.query} queries a class, {result.statistics} statistics"
-        within = f" within one {settings.within}" if settings.within else ""
-        typer.echo(
-            f"{result}  {way}, {result.episodes} episodes of {settings.data} {settings.split}{within}, seed {result.seed}"
-        )
+        typer.echo(f"{result}  {way}, {settings}")
 
 
 @app.command(context_settings=WORDS)
@@ -159,7 +156,7 @@ def compare(
     with progress_bar("comparing") as bar:
         rows, settings = compare_models([w for w in words if w not in settings_given], settings_given, bar, console.print)
     if as_json:
-        _print_json({"split": settings.split, "data": settings.data, "rows": [row.to_json() for row in rows]})
+        _print_json(settings.to_json() | {"rows": [row.to_json() for row in rows]})
     else:
         show_comparison(rows, settings)
 

@@ -29,6 +29,7 @@ def prepare(
     name: Annotated[str, typer.Argument(help="A dataset of `sosn data list`.")],
     source: Annotated[Path, typer.Option("--from", help="Folder or archive that holds it.")],
     size: Annotated[int | None, typer.Option(help="Side of the images; the usual one if not given.", min=8)] = None,
+    max_pixels: Annotated[int | None, typer.Option(help="Refuse larger images; 50 million pixels if not given.", min=1)] = None,
     as_json: AsJson = False,
 ) -> None:
     """Decode a dataset once into a bank that opens at once. Can be interrupted and run again."""
@@ -37,7 +38,7 @@ def prepare(
 
     try:
         with progress_bar("preparing") as bar:
-            done = prepare_dataset(name, source, size, bar)
+            done = prepare_dataset(name, source, size, bar, max_pixels)
     except KeyboardInterrupt:
         typer.echo("the same command goes on where it stopped", err=True)
         raise

@@ -47,7 +47,7 @@ def frozen(
 
 
 def _write(out: Path, method: "Method", recipe: "Recipe", as_json: bool) -> None:
-    from sosn.importing import write_model
+    from sosn.storage import write_model
 
     write_model(out, method, recipe)
     if as_json:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -116,8 +117,15 @@ def new_table(title: str, *columns: str) -> Table:
     """An empty table with these columns."""
     table = Table(title=title, title_justify="left")
     for column in columns:
-        table.add_column(column)
+        table.add_column(column, overflow="fold")  # a path that is cut short is of no use
     return table
+
+
+def _print_wide(*tables: Table) -> None:
+    """Tables of paths, as wide as the terminal; a file has no edge to break lines at."""
+    out = Console(highlight=False)
+    for table in tables:
+        (out if out.is_terminal else Console(highlight=False, width=200)).print(table)
 
 
 def show_models(cards: dict[str, dict[str, Any]]) -> None:
@@ -145,21 +153,18 @@ def show_card(name: str, card: dict[str, Any]) -> None:
 
 
 def show_comparison(rows: "list[Row]", settings: "EvaluationSettings") -> None:
-    sizes = f"{settings.way}-way {settings.shot}-shot, {settings.query} queries a class, {settings.episodes} episodes"
-    table = new_table(
-        f"{sizes} of {settings.data} {settings.split}, {settings.statistics} statistics, seed {settings.seed}",
-        "model", "method", "accuracy", "minus the first", "p", "parameters", "MFLOPs an episode", "episodes/s", "",
-    )  # fmt: skip
+    sizes = f"{settings.way}-way {settings.shot}-shot, {settings.query} queries a class, {settings.statistics} statistics"
+    right = new_table(f"{sizes}, {settings}", "model", "method", "accuracy", "minus the first", "p")
+    cost = new_table("", "model", "parameters", "MFLOPs an episode", "episodes/s", "")
     for row in rows:
         other = row.against_first
         difference = "" if other is None else f"{100 * other.difference:+.2f} ± {100 * other.ci95:.2f}"
         marks = [word for word, holds in (("transductive", row.transductive), ("adapts", row.adapts)) if holds]
-        table.add_row(
-            row.model, row.method, str(row.evaluation), difference, "" if other is None else f"{other.p_value:.2g}",
-            f"{row.parameters:,}", f"{row.mflops:,.0f}", f"{row.episodes_per_second:.1f}", ", ".join(marks),
-        )  # fmt: skip
-    out = Console(highlight=False)
-    (out if out.is_terminal else Console(highlight=False, width=200)).print(table)  # a file has no edge to break lines at
+        p_value = "" if other is None else f"{other.p_value:.2g}"
+        right.add_row(escape(row.model), row.method, str(row.evaluation), difference, p_value)
+        figures = (f"{row.parameters:,}", f"{row.mflops:,.0f}", f"{row.episodes_per_second:.1f}")
+        cost.add_row(escape(row.model), *figures, ", ".join(marks))
+    _print_wide(right, cost)
 
 
 def show_answers(told: "list[Classified]") -> None:
@@ -172,21 +177,24 @@ def show_answers(told: "list[Classified]") -> None:
         _, *others = sorted(one.answer.probabilities.items(), key=lambda pair: -pair[1])
         second = f"{escape(str(others[0][0]))} {100 * others[0][1]:.0f}%" if others else ""
         table.add_row(escape(one.image), answer, f"{100 * one.answer.probability:.0f}%", second)
-    out = Console(highlight=False)
-    (out if out.is_terminal else Console(highlight=False, width=200)).print(table)
+    _print_wide(table)
 
 
 def show_datasets(found: list[dict[str, Any]], forms: dict[str, str]) -> None:
-    table = new_table("Datasets", "name", "size", "classes", "images", "where, or what it is prepared from")
+    out = Console(highlight=False)
+    table = new_table("Ready", "name", "size", "classes", "images", "where")
     table.add_row("glyphs", "any", "any", "any", "made by code; needs nothing")
     table.add_row("folder:PATH", "any", "", "", "your own: a folder for each class, or train/, val/ and test/ of those")
     for one in found:
-        table.add_row(one["name"], str(one["size"]), str(one["classes"]), str(one["images"]), one["folder"])
-    for name in sorted(set(forms) - {one["name"] for one in found}):
-        table.add_row(name, "", "", "", f"not prepared; from {forms[name]}")
-    out = Console(highlight=False)
+        table.add_row(one["name"], str(one["size"]), str(one["classes"]), str(one["images"]), escape(one["folder"]))
     out.print(table)
-    out.print("`sosn data prepare NAME --from PATH` prepares one, for instance at another --size", soft_wrap=True)
+    missing = sorted(set(forms) - {one["name"] for one in found})
+    if missing:
+        table = new_table("Not prepared", "name", "what it is prepared from")
+        for name in missing:
+            table.add_row(name, escape(forms[name]))
+        out.print(table)
+    out.print("`sosn data prepare NAME --from PATH` prepares one, also at another --size", soft_wrap=True)
 
 
 def show_findings(findings: "list[Finding]", images: int) -> None:
@@ -251,13 +259,15 @@ def show_demo(result: "DemoResult") -> None:
 def show_bench(document: dict[str, Any]) -> None:
     out = Console(highlight=False)
     out.print(f"{document['machine']}; {document['peak_tflops']:.1f} TFLOP/s in a large matrix product", soft_wrap=True)
-    table = new_table("Training", "episode", "contender", "engine is", "episodes/s", "pairs/s", "of the floor", "peak GiB")
+    heads = ("episode", "contender", "engine is\nfaster by", "episodes\na second", "pairs\na second", "of the\nfloor", "GiB")
+    table = new_table("Training", *heads)
+    table.box, table.pad_edge = box.SIMPLE_HEAD, False  # seven columns in a narrow terminal
     for row in document["training"]:
         for name, rate in row["episodes_per_second"].items():
             ratio, memory = row["ratios"].get(f"engine / {name}"), row["peak_gib"][name]
             share = row["share_of_floor"].get(name)
             table.add_row(
-                row["shape"], name, f"{ratio:.1f} × faster" if ratio else "", f"{rate:.3g}",
+                row["shape"], name, f"{ratio:.1f}×" if ratio else "", f"{rate:.3g}" if rate < 1000 else f"{rate:.0f}",
                 f"{row['pairs_per_second'][name]:,.0f}", f"{100 * share:.1f}%" if share else "",
                 f"{memory:.2f}" if memory else "",
             )  # fmt: skip

@@ -33,6 +33,8 @@ DATASETS: dict[str, Callable[..., Bank]] = {
 
 def _find(name: str) -> tuple[Callable[..., Bank], tuple[str, ...]]:
     """The function that opens a dataset, and its place if the name carries one (folder:PATH)."""
+    if not isinstance(name, str):
+        raise UsageError(f"a dataset is named in words, not by {type(name).__name__}: write for instance glyphs or folder:PATH")
     kind, _, place = name.partition(":")
     if kind not in DATASETS and Path(name).exists():
         raise UsageError(f"there is no dataset {name!r}; for the images of that folder or list write folder:{name}")

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sosn.episode import Episode
+from sosn.episode import Episode, check_episode
 from sosn.errors import UsageError
+from sosn.seeding import check_generator
 
 ERASED_AREA = 0.02, 0.25  # of the image
 ERASED_ASPECT = 3.0  # one side of the rectangle, as a share of the image's, is at most so many times the other
@@ -45,6 +46,8 @@ def augment(episode: Episode, wanted: AugmentationSection, generator: torch.Gene
     Right angles and flips move pixels and keep the dtype; anything else makes the images float32 in 0–1. The generator lives
     on the images' device, and nothing is read back from there. Refuses right angles for images that are not square.
     """
+    check_generator(generator)
+    check_episode(episode, "augment")
     if wanted == AugmentationSection():
         return episode
     for images in (episode.support, episode.query):

@@ -19,13 +19,15 @@ class Bank:
     """Images with their classes, ordered so that each class is one run of rows.
 
     images: (M, C, H, W) uint8; labels: (M,) class numbers; names: a name a class. groups: (M,) numbers, or None; images of
-    one group (crops of one photo) never stand on both sides of an episode.
+    one group (crops of one photo) never stand on both sides of an episode. drawers: (M,) numbers, or None; who of the people
+    that drew an alphabet drew this image.
     """
 
     images: Tensor
     labels: Tensor
     names: tuple[str, ...]
     groups: Tensor | None = None
+    drawers: Tensor | None = None
     counts: Tensor = field(init=False)  # (classes,) images of each class
     starts: Tensor = field(init=False)  # (classes,) first row of each class
 
@@ -34,8 +36,9 @@ class Bank:
             raise DataError(f"a bank takes M×C×H×W uint8 images, not {self.images.dtype} {tuple(self.images.shape)}")
         if len(set(self.names)) != len(self.names):
             raise DataError("two classes have the same name: give each its own")
-        if self.labels.shape != (len(self.images),) or (self.groups is not None and self.groups.shape != self.labels.shape):
-            raise DataError("a bank needs one label, and one group if any, for each image")
+        notes = {name: note for name in ("groups", "drawers") if (note := getattr(self, name)) is not None}
+        if any(one.shape != (len(self.images),) for one in (self.labels, *notes.values())):
+            raise DataError("a bank needs one label, and one group and drawer if any, for each image")
         if self.labels.is_floating_point() or self.labels.dtype == torch.bool:
             raise DataError(f"labels are {self.labels.dtype}; they are whole numbers, the classes of the images")
         labels = self.labels.to(self.images.device, torch.int64)
@@ -45,8 +48,8 @@ class Bank:
             order = labels.argsort(stable=True)
             labels = labels[order]
             object.__setattr__(self, "images", self.images[order])
-            if self.groups is not None:
-                object.__setattr__(self, "groups", self.groups.to(order.device)[order])
+            for name, note in notes.items():
+                object.__setattr__(self, name, note.to(order.device)[order])
         counts = torch.bincount(labels, minlength=len(self.names))
         if (counts == 0).any():
             empty = self.names[int((counts == 0).nonzero()[0])]
@@ -79,8 +82,8 @@ class Bank:
         return self.images.shape[-1]
 
     def to(self, device: torch.device | str) -> "Bank":
-        groups = None if self.groups is None else self.groups.to(device)
-        return replace(self, images=self.images.to(device), labels=self.labels.to(device), groups=groups)
+        groups, drawers = (None if one is None else one.to(device) for one in (self.groups, self.drawers))
+        return replace(self, images=self.images.to(device), labels=self.labels.to(device), groups=groups, drawers=drawers)
 
     def class_images(self, name: str) -> Tensor:
         """All images of a class, by name."""
@@ -111,8 +114,8 @@ class Bank:
         rows = keep[self.labels]
         renumbered = keep.cumsum(0) - 1
         names = tuple(name for name, kept in zip(self.names, keep.tolist(), strict=True) if kept)
-        groups = None if self.groups is None else self.groups[rows]
-        return Bank(self.images[rows], renumbered[self.labels[rows]], names, groups)
+        groups, drawers = (None if one is None else one[rows] for one in (self.groups, self.drawers))
+        return Bank(self.images[rows], renumbered[self.labels[rows]], names, groups, drawers)
 
     def with_rotations(self) -> "Bank":
         """The bank with every class turned by 90, 180 and 270 degrees as classes of their own, four times as many."""
@@ -122,7 +125,7 @@ class Bank:
         groups = None
         if self.groups is not None:
             groups = torch.cat([self.groups + turns * (int(self.groups.max()) + 1) for turns in range(4)])
-        return Bank(turned, labels, names, groups)
+        return Bank(turned, labels, names, groups, None if self.drawers is None else self.drawers.repeat(4))
 
     def mean_std(self) -> tuple[list[float], list[float]]:
         """Mean and standard deviation of each channel, in 0…1."""
@@ -147,7 +150,7 @@ class Bank:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A short digest of class names, counts and pixels: two banks with the same one give the same episodes."""
+        """A short digest of class names, counts, pixels and groups: two banks with the same one hold the same images."""
         digest = hashlib.blake2b("\0".join(self.names).encode(), digest_size=8)
         digest.update(repr(tuple(self.images.shape)).encode())
         for tensor in (self.counts, self.images, *(() if self.groups is None else (self.groups,))):

@@ -13,7 +13,7 @@ from sosn.data import arrays
 from sosn.data.archive import is_archive, unpack
 from sosn.data.cifar import scan_cifar_fs, scan_fc100
 from sosn.data.cub import scan_cub
-from sosn.data.folder import SPLITS
+from sosn.data.folder import LARGEST, SPLITS
 from sosn.data.mini_imagenet import scan_mini_imagenet
 from sosn.data.omniglot import scan_omniglot
 from sosn.data.open_mic import scan_open_mic
@@ -64,7 +64,11 @@ CATALOG = {
 
 
 def prepare_dataset(
-    name: str, source: Path, size: int | None = None, progress: Callable[[int, int], None] | None = None
+    name: str,
+    source: Path,
+    size: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    max_pixels: int | None = None,
 ) -> dict[str, Any]:
     """Decode a dataset into its bank and return what is in it. Archives are unpacked beside the bank for the time being."""
     if name not in CATALOG:
@@ -82,7 +86,7 @@ def prepare_dataset(
             for archive in archives:
                 unpack(archive, root)
         try:
-            prepare(name, dataset.scan(root), size or dataset.size, dataset.channels, progress)
+            prepare(name, dataset.scan(root), size or dataset.size, dataset.channels, progress, max_pixels or LARGEST)
         finally:
             arrays.forget()
     return summary(name, size or dataset.size)

@@ -162,7 +162,8 @@ def _split_classes(classes: list[str], seed: int, val_share: float, test_share: 
 def _bank(pictures: list[_Picture], size: int, channels: int, max_pixels: int) -> Bank:
     ordered = sorted(pictures, key=lambda picture: picture.label)
     with ThreadPoolExecutor() as pool:
-        images = list(pool.map(lambda picture: read_image(picture.file, size, channels, max_pixels=max_pixels), ordered))
+        limit = (max_pixels, "shrink it, or raise max_pixels")
+        images = list(pool.map(lambda picture: read_image(picture.file, size, channels, 1.0, *limit), ordered))
     numbers = {label: number for number, label in enumerate(dict.fromkeys(picture.label for picture in ordered))}
     groups = None
     if any(picture.group for picture in ordered):  # a picture without one is a group by itself
@@ -173,16 +174,25 @@ def _bank(pictures: list[_Picture], size: int, channels: int, max_pixels: int) -
     return Bank(torch.stack(images), labels, tuple(numbers), groups)
 
 
-def read_image(file: str | os.PathLike[str], size: int, channels: int, crop: float = 1.0, max_pixels: int = LARGEST) -> Tensor:
-    """One image file, the first frame if it is animated, as (channels, size, size) uint8."""
+def read_image(
+    file: str | os.PathLike[str],
+    size: int,
+    channels: int,
+    crop: float = 1.0,
+    max_pixels: int = LARGEST,
+    way_out: str = "shrink it",
+) -> Tensor:
+    """One image file, the first frame if it is animated, as (channels, size, size) uint8.
+
+    way_out: what to do about an image of more than max_pixels, for the message.
+    """
     if max_pixels > LARGEST and (Image.MAX_IMAGE_PIXELS or max_pixels) < max_pixels:
         Image.MAX_IMAGE_PIXELS = max_pixels  # Pillow has a limit of its own
     try:
         with Image.open(file) as opened:
             if opened.width * opened.height > max_pixels:
                 raise DataError(
-                    f"image {str(file)!r} has {opened.width}×{opened.height} pixels; {max_pixels:,} is the limit: shrink it, "
-                    "or raise max_pixels"
+                    f"image {str(file)!r} has {opened.width}×{opened.height} pixels; {max_pixels:,} is the limit: {way_out}"
                 )
             return fit_image(opened, size, channels, crop)
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, RuntimeError, Image.DecompressionBombError) as error:

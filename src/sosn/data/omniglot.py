@@ -1,5 +1,6 @@
 """Omniglot: 1,623 handwritten characters of 50 alphabets, 20 drawings each (Lake et al., 2015)."""
 
+import re
 from pathlib import Path
 from typing import Literal
 
@@ -33,26 +34,29 @@ def scan_omniglot(root: Path) -> list[Entry]:
 
 def omniglot(
     split: str = "train",
-    partition: Literal["vinyals", "paper"] = "vinyals",
+    partition: Literal["vinyals", "paper", "lake"] = "vinyals",
     size: int = 28,
     rotations: bool = False,
 ) -> Bank:
     """Characters, grey. partition="vinyals": 1028 train, 172 val, 423 test classes (Vinyals et al., 2016).
 
     partition="paper": class paths sorted and shuffled with seed 0, 1200 train, of which the last 100 are val, and 423 test.
+    partition="lake": the background alphabets train, but for five that are val, and the evaluation alphabets are test: 792,
+    172 and 659 classes (Lake et al., 2015; the val alphabets are those of Vinyals et al.).
     rotations=True adds the training classes turned by 90, 180 and 270 degrees as classes of their own.
     """
     check_split(split)
     classes = read_index("omniglot", size)["classes"]
-    if partition == "vinyals":
-        wanted = {name for name in classes if vinyals_split(name) == split}
+    if partition != "paper":
+        split_of = vinyals_split if partition == "vinyals" else lake_split
+        wanted = {name for name in classes if split_of(name) == split}
     else:
         if len(classes) != 1623:
             raise DataError(f"the paper's partition needs all 1,623 characters, and {len(classes)} are prepared")
         order = torch.randperm(len(classes), generator=generator("omniglot paper", 0)).tolist()
         first, last = {"train": (0, 1100), "val": (1100, 1200), "test": (1200, 1623)}[split]
         wanted = {sorted(classes)[number] for number in order[first:last]}
-    bank = open_prepared("omniglot", size, split, lambda name, _: name in wanted)
+    bank = open_prepared("omniglot", size, split, lambda name, _: name in wanted, drawer_of)
     return bank.with_rotations() if rotations and split == "train" else bank
 
 
@@ -62,3 +66,17 @@ def vinyals_split(name: str) -> str:
     if alphabet in TEST or f"{alphabet}/{character}" in TEST_CHARACTERS:
         return "test"
     return "val" if alphabet in VAL else "train"
+
+
+def lake_split(name: str) -> str:
+    """Split of a class by its path: what its authors evaluate on is test, and nothing of it is trained on."""
+    part, alphabet, _ = name.split("/")
+    if part == "images_evaluation":
+        return "test"
+    return "val" if alphabet in VAL else "train"
+
+
+def drawer_of(file: str) -> int | None:
+    """Who of an alphabet's twenty drawers drew a file, such as 17 of 0709_17.png; None where the name does not say."""
+    match = re.fullmatch(r"\d+_(\d+)\.png", file)
+    return int(match[1]) if match else None

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sosn.data.arrays import read_row
 from sosn.data.bank import Bank
-from sosn.data.folder import read_image
+from sosn.data.folder import LARGEST, read_image
 from sosn.errors import DataError, MissingSplitError, SosnError
 from sosn.files import write_atomically
 
@@ -47,10 +47,10 @@ class Entry:
         """The file, and the row if it has many."""
         return self.file if self.row is None else f"{self.file}[{self.row}]"
 
-    def read(self, size: int, channels: int) -> Tensor:
+    def read(self, size: int, channels: int, max_pixels: int = LARGEST) -> Tensor:
         """The image as (channels, size, size) uint8."""
         if self.row is None:
-            return read_image(self.file, size, channels, self.crop)
+            return read_image(self.file, size, channels, self.crop, max_pixels, "shrink it, or raise --max-pixels")
         return read_row(self.file, self.row, size, channels, self.crop)
 
 
@@ -70,6 +70,7 @@ def prepare(
     size: int,
     channels: int,
     progress: Callable[[int, int], None] | None = None,
+    max_pixels: int = LARGEST,
 ) -> Path:
     """Decode images in parallel into a bank on disk and return its folder. An unreadable image is named and stops it."""
     ordered = sorted(entries)
@@ -84,7 +85,7 @@ def prepare(
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for first in range(done, len(ordered), BATCH):
                 batch = ordered[first : first + BATCH]
-                for row, image in enumerate(pool.map(lambda entry: entry.read(size, channels), batch), first):
+                for row, image in enumerate(pool.map(lambda entry: entry.read(size, channels, max_pixels), batch), first):
                     images[row] = image.numpy()
                 (partial / "done").write_text(f"{first + len(batch)}.")  # the system keeps what a killed process has written
                 if progress:
@@ -147,10 +148,13 @@ def read_index(name: str, size: int) -> dict[str, Any]:
     return index
 
 
-def open_prepared(name: str, size: int, what: str, keep: Callable[[str, str], bool]) -> Bank:
+def open_prepared(
+    name: str, size: int, what: str, keep: Callable[[str, str], bool], drawer: Callable[[str], int | None] | None = None
+) -> Bank:
     """The bank of the classes for which keep(class, split it came from) is true, read from disk as needed.
 
-    A class that stands in several splits that are kept is one class.
+    A class that stands in several splits that are kept is one class. drawer tells from the name of a file who drew it; where
+    it cannot for one, the bank has no drawers.
     """
     index = read_index(name, size)
     counts = index["counts"]
@@ -165,7 +169,9 @@ def open_prepared(name: str, size: int, what: str, keep: Callable[[str, str], bo
     sizes = torch.tensor([sum(counts[n] for n in numbers) for numbers in runs.values()])
     labels = torch.repeat_interleave(torch.arange(len(runs)), sizes)
     groups = None if index["groups"] is None else torch.tensor(index["groups"])[rows]
-    return Bank(_part(place(name, size) / "images.npy", rows), labels, tuple(runs), groups)
+    drawn = [drawer(index["files"][row]) for row in rows] if drawer else [None]
+    drawers = None if None in drawn else torch.tensor(drawn)
+    return Bank(_part(place(name, size) / "images.npy", rows), labels, tuple(runs), groups, drawers)
 
 
 def _part(file: Path, rows: "np.ndarray[Any, np.dtype[np.int64]]") -> Tensor:

@@ -1,5 +1,6 @@
 """Episodes drawn from a bank, a whole batch in one go, on the bank's own device."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -8,10 +9,13 @@ import torch
 from torch import Tensor
 
 from sosn.data.bank import Bank
+from sosn.data.drawers import DrawerTasks
 from sosn.episode import Episode
 from sosn.errors import DataError, UsageError
+from sosn.seeding import check_generator
 
-Within = Literal["alphabet"] | None
+Within = Literal["alphabet", "drawers"] | None
+EPISODES = 600  # of an evaluation, unless it is told or the episodes have a number of their own
 TRIES = 8  # draws a grouped class gets before its surest choice of support is taken
 
 
@@ -21,18 +25,33 @@ class EpisodeSampler:
     Refuses a bank with too few classes, or with a class that has too few images. In a bank with groups, images of one
     group are never split between support and query. within="alphabet" takes all classes of an episode from one alphabet, that
     is, with the same name up to the last slash (for Open MIC, one exhibition); alphabets with fewer than `way` are left out.
+    within="drawers" takes, besides, all support images from one drawer and all queries from another, as DrawerTasks says.
+    called: what way, shot and query are called where they come from, for messages.
     """
 
-    def __init__(self, bank: Bank, way: int, shot: int, query: int, within: Within = None) -> None:
-        for name, value, least in (("way", way, 2), ("shot", shot, 1), ("query", query, 1)):
+    def __init__(
+        self,
+        bank: Bank,
+        way: int,
+        shot: int,
+        query: int,
+        within: Within = None,
+        called: tuple[str, str, str] = ("way", "shot", "query"),
+    ) -> None:
+        if not isinstance(bank, Bank):
+            raise UsageError(f"EpisodeSampler takes a bank, not {type(bank).__name__}: sosn.open_bank opens one")
+        for name, value, least in zip(called, (way, shot, query), (2, 1, 1), strict=True):
             if value < least:
                 raise UsageError(f"{name} is {value}; it must be {least} or more")
         if way > len(bank.names):
-            raise DataError(f"{way}-way episodes need {way} classes and there are {len(bank.names)}: lower way")
+            raise DataError(f"{way}-way episodes need {way} classes and there are {len(bank.names)}: lower {called[0]}")
         self.bank, self.way, self.shot, self.query = bank, way, shot, query
-        if within not in (None, "alphabet"):
-            raise UsageError(f"within is {within!r}; choose alphabet, or leave it out")
-        self._families = None if within is None else _families(bank.names, way)
+        if within not in (None, "alphabet", "drawers"):
+            raise UsageError(f"within is {within!r}; choose alphabet or drawers, or leave it out")
+        self._families = None if within is None else _families(bank.names, way, within, called[0])
+        self._tasks: DrawerTasks | None = None
+        if within == "drawers" and self._families is not None:
+            self._tasks = DrawerTasks(bank, self._families, way, shot, query)
         self._columns = torch.arange(int(bank.counts.max()), device=bank.device)
         self.labels = torch.arange(way, device=bank.device).repeat_interleave(query)  # of the queries of every episode
         smallest = int(bank.counts.argmin())
@@ -40,10 +59,15 @@ class EpisodeSampler:
             need = shot + query
             raise DataError(
                 f"class {bank.names[smallest]!r} has {int(bank.counts[smallest])} images; {shot}-shot with {query} queries "
-                f"needs {need}: lower shot or query, or drop such classes with min_images={need}"
+                f"needs {need}: lower {called[1]} or {called[2]}, or drop such classes with min_images={need}"
             )
         if bank.groups is not None:
-            self._prepare_groups(bank.groups)
+            self._prepare_groups(bank.groups, f"lower {called[1]} or {called[2]}")
+
+    @property
+    def usual_count(self) -> int:
+        """How many episodes an evaluation has if it is not told."""
+        return self._tasks.count if self._tasks else EPISODES
 
     def draw(self, count: int, generator: torch.Generator) -> Episode:
         """A batch of episodes."""
@@ -62,6 +86,9 @@ class EpisodeSampler:
 
         They come from the generator's device; a CPU generator gives the same rows wherever the bank is.
         """
+        check_generator(generator)
+        if self._tasks:
+            return self._tasks.indices(count, generator)
         device = generator.device
         counts, starts = self.bank.counts.to(device), self.bank.starts.to(device)
         keys = torch.rand(count, len(counts), generator=generator, device=device)
@@ -98,7 +125,7 @@ class EpisodeSampler:
         keys = torch.rand(free.shape, generator=generator, device=device)
         return support, _smallest(keys, free, self.query)
 
-    def _prepare_groups(self, groups: Tensor) -> None:
+    def _prepare_groups(self, groups: Tensor, way_out: str) -> None:
         """Group numbers by class and column (−1 where there is no image), and for each class a support that works."""
         bank = self.bank
         table = torch.full((len(bank.names), len(self._columns)), -1)
@@ -112,27 +139,34 @@ class EpisodeSampler:
             if len(own) - len(members) < self.query:
                 raise DataError(
                     f"class {bank.names[number]!r} has {len(own)} images in {len(own.unique())} groups that stay together, "
-                    f"too few for {self.shot}-shot with {self.query} queries: lower shot or query, or drop the class"
+                    f"too few for {self.shot}-shot with {self.query} queries: {way_out}, or drop the class"
                 )
             sure[number] = torch.tensor(members[: self.shot])
         self._groups, self._sure = table, sure
 
 
+def alphabet_of(name: str) -> str:
+    """The alphabet of a class: its name up to the last slash. That of turned characters is an alphabet of its own."""
+    parent, _, own = name.rpartition("/")
+    turned = re.search(r"@(90|180|270)$", own)
+    return parent + turned[0] if parent and turned else parent
+
+
 def alphabets(names: Sequence[str]) -> dict[str, int]:
-    """How many classes each alphabet has: classes whose names are the same up to the last slash."""
-    return dict(Counter(parent for name in names if (parent := name.rpartition("/")[0])))
+    """How many classes each alphabet has."""
+    return dict(Counter(alphabet for name in names if (alphabet := alphabet_of(name))))
 
 
-def _families(names: Sequence[str], way: int) -> Tensor:
+def _families(names: Sequence[str], way: int, within: str, called: str) -> Tensor:
     """Which classes belong to each alphabet that has enough of them: (alphabets, classes)."""
     sizes = alphabets(names)
     if not sizes or max(sizes.values()) < way:
         largest = f"the largest of {len(sizes)} alphabets has {max(sizes.values())} classes" if sizes else "there are none"
         raise DataError(
-            f'within="alphabet" needs an alphabet with {way} classes, and {largest}: lower way, or leave out within'
+            f'within="{within}" needs an alphabet with {way} classes, and {largest}: lower {called}, or leave out within'
         )
     large = [parent for parent, size in sizes.items() if size >= way]
-    return torch.tensor([[name.rpartition("/")[0] == parent for name in names] for parent in large])
+    return torch.tensor([[alphabet_of(name) == parent for name in names] for parent in large])
 
 
 def leave_out_small(bank: Bank, what: str, shot: int, query: int, say: Callable[[str], None] | None = None) -> Bank:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from sosn.episode import Episode
+from sosn.episode import Episode, check_episode
 from sosn.errors import UntrainedError, UsageError
 from sosn.precision import full
 from sosn.preprocessing import Preprocessing
@@ -48,7 +48,9 @@ class Method(nn.Module, ABC):
 
     def compare(self, support: Tensor, query: Tensor) -> Tensor:
         """Logits E×Q×L from what encode gave, (E, L, Z, …) and (E, Q, …)."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"method {self.name!r} needs episodes as a whole, so it compares no encoded images: call it with an Episode"
+        )
 
     def score(self, logits: Tensor) -> Tensor:
         """Similarities between 0 and 1."""
@@ -61,6 +63,7 @@ class Method(nn.Module, ABC):
         episode is normalised by its own support images, query images and pairs, one episode after the other; nothing is
         remembered of them.
         """
+        check_episode(episode, f"method {self.name!r}")
         if statistics == "running":
             return self.score(full(self.logits(episode)))
         if statistics != "batch":
@@ -94,6 +97,7 @@ class Method(nn.Module, ABC):
 
         Or binary cross-entropy of each pair of a query and a class, same and different pairs weighing the same in all.
         """
+        check_episode(episode, "a loss")
         return self.loss_of(self.logits(episode), episode.labels, name)
 
     def loss_of(self, logits: Tensor, labels: Tensor | None, name: LossName) -> Tensor:

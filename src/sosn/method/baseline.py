@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sosn.encoder import EncoderName, ResNet12
-from sosn.episode import Episode
+from sosn.episode import Episode, check_episode
 from sosn.errors import UsageError
 from sosn.method.base import LossName, above_zero, at_least, class_numbers, constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
@@ -111,6 +111,7 @@ class Baseline(SoftmaxMethod):
 
     def loss(self, episode: Episode, name: LossName = "cross_entropy") -> Tensor:
         """Cross-entropy over all training classes, of every image of the episode, support and query alike."""
+        check_episode(episode, "a loss")
         if name != "cross_entropy":
             raise UsageError(f"loss is {name!r}; method {self.name!r} is a classifier: set loss=cross_entropy")
         support, query = (self.describe(maps) for maps in self.maps(episode))

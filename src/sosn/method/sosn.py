@@ -137,7 +137,8 @@ class SoSN(Method):
     def _encode(self, images: Tensor) -> Tensor:
         maps: Tensor = self.encoder(images)
         if self.coordinates:
-            places = self.coordinate_weight * place_codes(*maps.shape[-2:], self.coordinates, maps.device)
+            height, width = maps.shape[-2:]
+            places = self.coordinate_weight * place_codes(height, width, self.coordinates, maps.device)
             maps = torch.cat((maps, places.to(maps.dtype).expand(len(maps), -1, -1, -1)), 1)
         return maps.flatten(2)
 

@@ -1,6 +1,7 @@
 """Training, in the order in which it happens."""
 
 import json
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,12 +17,12 @@ from sosn.evaluation import Evaluation, evaluate
 from sosn.files import write_atomically
 from sosn.memory import keep_freed_memory
 from sosn.method import Method
-from sosn.recipe import Recipe
+from sosn.recipe import Recipe, as_recipe
 from sosn.storage import load_method
 from sosn.training.progress import Progress, Silent
 from sosn.training.run import Run
 from sosn.training.schedule import learning_rate
-from sosn.training.setup import make_fabric
+from sosn.training.setup import ending_workers, make_fabric
 from sosn.training.trainer import Trainer
 
 SAVE_SECONDS = 60.0  # longest time between two checkpoints
@@ -40,7 +41,7 @@ class TrainingResult:
 
 
 def train(
-    recipe: Recipe,
+    recipe: Recipe | str | os.PathLike[str],
     out: Path | str,
     resume: bool = False,
     progress: Progress | None = None,
@@ -49,15 +50,21 @@ def train(
 ) -> TrainingResult:
     """Train a recipe in a run folder, keep the weights that validate best, and report their figure on validation classes.
 
-    Test classes are never opened. resume goes on from the folder's checkpoint, to the same weights as without the break.
-    With several devices or nodes the program is started once for each of them (by torchrun, or by itself on one node); they
-    share the episodes of each step.
+    recipe: a Recipe, or the name, file or run folder of one. Test classes are never opened. resume goes on from the folder's
+    checkpoint, to the same weights as without the break. With several devices or nodes the program is started once for each
+    of them (by torchrun, or by itself on one node); they share the episodes of each step.
     """
+    recipe = as_recipe(recipe)
     keep_freed_memory()
     fabric = make_fabric(recipe, devices, nodes)
-    fabric.launch()
-    progress = progress if progress and fabric.is_global_zero else Silent()
-    run = Run(Path(out), writes=fabric.is_global_zero)
+    with ending_workers(fabric):
+        fabric.launch()
+        return _train(recipe, Path(out), resume, progress or Silent(), fabric)
+
+
+def _train(recipe: Recipe, out: Path, resume: bool, progress: Progress, fabric: Fabric) -> TrainingResult:
+    progress = progress if fabric.is_global_zero else Silent()
+    run = Run(out, writes=fabric.is_global_zero)
     run.check_same(recipe) if resume else run.check_new()
     trainer = Trainer(recipe, run, progress, fabric)  # refuses what cannot be trained before anything is written
     start = {} if resume and run.checkpoint.exists() else trainer.begin()

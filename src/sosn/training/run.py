@@ -7,7 +7,8 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
+from weakref import WeakSet
 
 import torch
 
@@ -26,6 +27,19 @@ CHECKPOINT_FILE = "checkpoint.safetensors"
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
 RESULT_FILE = "result.json"
+
+
+_LOCKS: "WeakSet[TextIO]" = WeakSet()  # files whose locks this process holds
+
+
+def _close_locks() -> None:
+    """In a new worker, which would hold the lock of a run that was killed."""
+    for file in list(_LOCKS):
+        file.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_locks)
 
 
 class Run:
@@ -106,7 +120,7 @@ class Run:
             yield
             return
         with (self.folder / "lock").open("w") as file:
-            os.register_at_fork(after_in_child=file.close)  # or workers would hold the lock of a run that was killed
+            _LOCKS.add(file)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -1,6 +1,7 @@
 """What a recipe names, made: its images, its method, its optimiser, its processes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -68,12 +69,29 @@ def make_optimiser(method: Method, recipe: Recipe, device: torch.device) -> torc
     )  # fmt: skip
 
 
+@contextmanager
+def ending_workers(fabric: Fabric) -> Iterator[None]:
+    """End the processes that Fabric started for other devices if this one fails or is interrupted: they would wait in vain."""
+    try:
+        yield
+    except BaseException:
+        workers = getattr(fabric.strategy.launcher, "procs", [])
+        ended = list(workers)
+        workers.clear()  # Fabric's watch over them kills this process, too, when one of them ends
+        for worker in ended:
+            worker.kill()
+            worker.wait()
+        raise
+
+
 def make_fabric(recipe: Recipe, devices: int = 1, nodes: int = 1) -> Fabric:
     """The recipe's device and precision, as one process or as several that share each step's episodes."""
     wanted = recipe.training
     device = resolve_device(wanted.device)
     if devices < 1 or nodes < 1:
         raise UsageError(f"devices is {devices} and nodes {nodes}; both are 1 or more")
+    if devices > 1 and device.index is not None:
+        raise UsageError(f"device is {wanted.device!r}, which is one, and devices is {devices}: use device={device.type}")
     if device.type == "cuda" and devices > torch.cuda.device_count():
         raise UsageError(f"devices is {devices} and there are {torch.cuda.device_count()} GPUs here")
     if wanted.precision == "bf16" and device.type == "cpu":

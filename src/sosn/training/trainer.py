@@ -53,12 +53,14 @@ class Trainer:
             self.val_bank = None
             progress.say(f"{error}: the weights of the last step will be kept")
         if self.val_bank is not None:  # refuse sizes that validation cannot use before anything is trained
+            wanted = recipe.validation
+            way = "val_way" if wanted.val_way else "way or val_way"
+            shot = "val_shot" if wanted.val_shot else "shot or val_shot"
+            sizes = (recipe.val_way, recipe.val_shot, wanted.val_query)
             try:
-                EpisodeSampler(self.val_bank, recipe.val_way, recipe.val_shot, recipe.validation.val_query)
+                EpisodeSampler(self.val_bank, *sizes, called=(way, shot, "val_query"))
             except DataError as error:
-                said = str(error).replace("lower way", "lower way, or set val_way")
-                said = said.replace("lower shot or query", "set val_shot or val_query lower")
-                raise DataError(f"for validation: {said}") from error
+                raise DataError(f"for validation: {error}") from error
         self.method = build(recipe, train_bank).to(device)
         if not self.method.parameter_count():
             raise UsageError(f"method {recipe.model.method!r} has nothing to train")
