@@ -15,7 +15,6 @@ from sosn.errors import CheckpointError, SosnError, UsageError
 from sosn.files import write_atomically
 from sosn.method import FROZEN, method_class
 from sosn.method.base import Method
-from sosn.recipe import Recipe
 
 WEIGHTS_FILE = "model.safetensors"  # in a run folder
 T = TypeVar("T")
@@ -68,14 +67,14 @@ def save_method(path: Path, method: Method, about: Mapping[str, Any] | None = No
     save_tensors(path, state, {"method": method.name, "config": method.config, "trained": method.trained, **(about or {})})
 
 
-def write_model(folder: Path, method: Method, recipe: Recipe) -> None:
-    """A folder that `sosn eval`, `sosn compare` and sosn.load take. Refuses one that holds a model already."""
+def write_model(folder: Path, method: Method, recipe: Mapping[str, Any]) -> None:
+    """A folder that `sosn eval`, `sosn compare` and sosn.load take, with a recipe's table. Refuses one that holds a model."""
     check_no_model(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SosnError(f"cannot make the folder {str(folder)!r} ({error.strerror}): choose another --out") from error
-    save_method(folder / WEIGHTS_FILE, method, {"recipe": recipe.to_table()})
+    save_method(folder / WEIGHTS_FILE, method, {"recipe": recipe})
 
 
 def check_no_model(folder: Path) -> None:

@@ -169,5 +169,6 @@ def tune_model(
     bank = Bank(images, torch.tensor([names.index(label) for label in labels]), names)
     result = tune(method, bank, steps, seed, progress)
     if result.method is not None:
-        write_model(out, result.method, replace(recipe, title=f"{name}, tuned on {len(names)} classes of {support.name}"))
+        tuned = replace(recipe, title=f"{name}, tuned on {len(names)} classes of {support.name}")
+        write_model(out, result.method, tuned.to_table())
     return name, result

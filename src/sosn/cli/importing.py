@@ -49,7 +49,7 @@ def frozen(
 def _write(out: Path, method: "Method", recipe: "Recipe", as_json: bool) -> None:
     from sosn.storage import write_model
 
-    write_model(out, method, recipe)
+    write_model(out, method, recipe.to_table())
     if as_json:
         told = {"folder": str(out), "method": method.name, "parameters": method.parameter_count(), "config": method.config}
         typer.echo(json.dumps(told))
