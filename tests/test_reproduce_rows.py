@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from sosn.cli.app import app
 from sosn.errors import DataError, UsageError
-from sosn.recipe import shipped
 from sosn.reproduce import claims, mini_imagenet, omniglot
 from sosn.reproduce.ledger import gap, of_row, read_entry, read_ledger, same_recipe, summarise
 from sosn.reproduce.paper import MINI_IMAGENET, OMNIGLOT, ahead
@@ -88,7 +87,7 @@ def test_row_ids_are_unique_and_every_row_resolves_to_a_recipe_of_its_seed() -> 
         recipe = row.resolve(7)
         assert recipe.seed == 7
         assert recipe.validation.val_seed != recipe.validation.report_seed
-        assert (recipe.episodes.way, recipe.episodes.shot) in {(one.way, one.shot) for one in row.measures}
+        assert (recipe.val_way, recipe.val_shot) in {(one.way, one.shot) for one in row.measures}
 
 
 def _episodes(row: Row) -> int:
@@ -140,16 +139,29 @@ def test_an_ablation_changes_what_it_is_called_after() -> None:
             assert bool(changed) == bool(values[value])
 
 
-def test_a_row_of_the_best_recipe_is_there_as_soon_as_the_recipe_ships() -> None:
-    pairs = [(table, protocol) for table in TABLES for protocol in omniglot.PROTOCOLS]
-    best = {f"{table}/best-{protocol}" for table, protocol in pairs if f"{table}-{protocol}-best" in shipped()}
-    assert {row.name for row in ROWS if row.id.startswith("best")} == best
+def test_rows_of_two_stages_train_the_first_one_before_with_the_same_seed(tmp_path: Path) -> None:
+    second = claims.find("mini-imagenet", "best-5w1s")
+    jobs = plan([second, claims.find("mini-imagenet", "best-5w5s")], tmp_path, Options(seeds=(3, 4)))
+    assert [job.folder.name for job in jobs] == [
+        f"best-{stage}-seed{seed}" for stage in ("pretrain", "5w1s", "5w5s") for seed in (3, 4)
+    ]
+    assert [job.recipe.training.start for job in jobs] == ["", ""] + 2 * [str(job.folder) for job in jobs[:2]]
+
+
+def test_every_start_is_a_row_whose_encoder_fits() -> None:
+    for row in ROWS:
+        if row.start:
+            first, own = claims.find(row.table, row.start).resolve(0), row.resolve(0)
+            assert first.data.options == own.data.options
+            for option in ("encoder", "encoder_width", "input_size"):
+                assert first.model.options.get(option) == own.model.options.get(option)
 
 
 def test_every_row_of_the_tables_stands_in_the_paper_or_is_called_otherwise() -> None:
     for row in ROWS:
         tables = {"omniglot": OMNIGLOT, "mini-imagenet": MINI_IMAGENET}
-        assert (row.label in tables[row.table]) == (row.group not in ("ablation", "image size"))
+        ours = row.group in ("ablation", "image size", "first stage", "beyond the paper")
+        assert (row.label in tables[row.table]) == (not ours)
 
 
 def test_the_papers_figures_are_as_printed() -> None:

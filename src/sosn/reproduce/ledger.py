@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ Entry = dict[str, Any]
 
 
 def new_entry(row: Row, recipe: Recipe, run: Run, method: Method, changed: Sequence[str], quick: bool) -> Entry:
-    """What is known of a run before anything is measured: no dates, no paths."""
+    """What is known of a run before anything is measured: no dates, no paths; where it started is told by its row."""
+    recipe = replace(recipe, training=replace(recipe.training, start=""))
     about, result = run.about(), json.loads(run.result.read_text("utf-8"))
     data = {
         split: {"fingerprint": part["fingerprint"], "images": part["images"], "classes": len(part["classes"])}
@@ -28,7 +29,7 @@ def new_entry(row: Row, recipe: Recipe, run: Run, method: Method, changed: Seque
     }
     return {
         "table": row.table, "row": row.id, "label": row.label, "seed": recipe.seed, "quick": quick, "changed": list(changed),
-        "recipe_name": row.recipe, "overrides": list(row.words), "recipe": recipe.to_table(),
+        "recipe_name": row.recipe, "overrides": list(row.words), "start": row.start, "recipe": recipe.to_table(),
         "versions": about["versions"], "machine": about["machine"], "data": data, "seconds": result["seconds"],
         "parameters": method.parameter_count(), "figures": [], "missing": {},
     }  # fmt: skip

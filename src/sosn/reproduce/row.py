@@ -37,6 +37,7 @@ class Row:
     measures: tuple[Measure, ...]
     differs: str = ""  # from the paper, in all rows of the group
     remark: str = ""  # what differs in this row besides
+    start: str = ""  # id of the row of the table whose run of the same seed gives the first weights
 
     @property
     def headline(self) -> bool:

@@ -3,6 +3,7 @@
 import gc
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -76,6 +77,7 @@ def _kind(recipe: Recipe) -> tuple[object, ...]:
 
 
 def _step_seconds(recipe: Recipe) -> float:
+    recipe = replace(recipe, training=replace(recipe.training, start=""))  # which may not be trained yet
     trainer = Trainer(recipe, Run(Path()), Silent())
     for _ in range(FREE_STEPS + 2 if trainer.fabric.device.type == "cuda" else 1):  # until a captured step is recorded
         trainer.advance().item()

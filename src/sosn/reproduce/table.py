@@ -118,15 +118,28 @@ def select(rows: Sequence[Chosen], patterns: Sequence[str]) -> tuple[Chosen, ...
 
 
 def plan(rows: Sequence[Row], out: Path, wanted: Options) -> list[Job]:
-    """The trainings of these rows, a folder each: OUT/TABLE/ROW-seedN."""
+    """The trainings of these rows and of those that they start from, which come first; a folder each: OUT/TABLE/ROW-seedN."""
     for word in wanted.overrides:
         if word.partition("=")[0] in ("seed", "way", "shot", "episodes.way", "episodes.shot"):
             raise UsageError(f"{word!r} cannot be set: rows have their own way and shot, and --seeds gives the seeds")
-    return [
-        Job(row, row.resolve(seed, wanted.words), out / row.table / f"{row.id}-seed{seed}")
-        for row in rows
-        for seed in dict.fromkeys(wanted.seeds)
-    ]
+    jobs = []
+    for row in dict.fromkeys(one for wish in rows for one in (*_started_from(wish), wish)):
+        for seed in dict.fromkeys(wanted.seeds):
+            start = [f"start={_folder(out, row.table, row.start, seed).absolute()}"] if row.start else []
+            jobs.append(Job(row, row.resolve(seed, [*wanted.words, *start]), _folder(out, row.table, row.id, seed)))
+    return jobs
+
+
+def _folder(out: Path, table: str, row: str, seed: int) -> Path:
+    return out / table / f"{row}-seed{seed}"
+
+
+def _started_from(row: Row) -> list[Row]:
+    """The rows that must be trained before this one, in order."""
+    if not row.start:
+        return []
+    first = next(one for one in TABLES[row.table] if one.id == row.start)
+    return [*_started_from(first), first]
 
 
 def reproduce_rows(table: str, out: Path, wanted: Options, progress: Progress | None = None) -> Reproduction:
