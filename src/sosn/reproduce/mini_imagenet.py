@@ -67,7 +67,7 @@ ABLATIONS = {  # family: what varies, then value → settings; "" is the base ro
 CLASSIFIER = "classifier of second-order matrices, nearest by cosine"
 STAGES = (  # name, labels of the first and second stage, group and what differs
     ("best", f"Conv-4, {CLASSIFIER}", "SoSN(⊗)+SigmE", "best recipe",
-     "an encoder that first learnt to tell the training classes apart; cross-entropy in place of MSE; 15 queries a class (the "
+     "⊗+R, an encoder that first learnt to tell the training classes apart; cross-entropy in place of MSE; 15 queries a class (the "
      "paper: 3)"),
     ("resnet12", f"ResNet-12, {CLASSIFIER}", "ResNet-12 SoSN(⊗)+SigmE", "beyond the paper",
      "another encoder, which first learnt to tell the training classes apart; 15 queries a class"),

@@ -35,7 +35,7 @@ REMARKS = {
     "Prototypical Net": "trained with as many classes as it is named after (its authors: 60)",
 }
 FIRST = "Conv-4, classifier of second-order matrices, nearest by cosine"
-BEST_DIFFERS = "images at 56²; an encoder that first learnt to tell the training classes apart; cross-entropy in place of MSE"
+BEST_DIFFERS = "⊗+R; images at 56²; an encoder that first learnt to tell the training classes apart; cross-entropy, not MSE"
 BUDGET_DIFFERS = "fewer training episodes, several a step (the paper: one a step, up to a million)"
 
 
