@@ -1,4 +1,4 @@
-"""Write measured figures into README.md and the pages on rivals, speed and photos, from the files that commands wrote."""
+"""Write measured figures into README.md and the pages on data, rivals, speed and photos, from files that commands wrote."""
 
 import json
 import re
@@ -9,6 +9,7 @@ from scipy import stats
 
 ROOT = Path(__file__).parent.parent
 RIVALS = "results/glyphs-rivals.json"
+PREPARE = "results/prepare-cpu.json"
 
 
 def fill(text: str) -> str:
@@ -54,6 +55,22 @@ def fill_rivals(text: str) -> str:
         rows.append(f"| {' | '.join([row['name'], _over_seeds(row['by_seed'], 2), *against, *size])} |")
     seeds = f"{told['what']}; {len(told['seeds'])} seeds, each with its own alphabets; {told['machine']}."
     return _put(text, "rivals", "\n" + "\n".join(["", seeds, "", *rows])[1:] + "\n")
+
+
+def fill_data(text: str) -> str:
+    """The page on datasets with the times of preparing and opening those that were measured."""
+    if not (ROOT / PREPARE).exists():
+        return _put(text, "prepare", f"\nNot measured yet: no `{PREPARE}`.\n")
+    rows = [
+        "| data | images | source, MB | bank, MB | prepared in, s | split | opened in, s | with all imports, s | machine |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in _read(PREPARE)["rows"]:
+        split, told = next(iter(row["open"].items()))
+        sizes = [f"{row['images']:,} at {row['size']}²", *(f"{row[name] / 1e6:.1f}" for name in ("source_bytes", "bank_bytes"))]
+        times = [f"{row['prepare_seconds']:.0f}", split, f"{told['seconds']:.2f}", f"{told['process_seconds']:.1f}"]
+        rows.append(f"| {' | '.join([row['data'], *sizes, *times, row['machine']])} |")
+    return _put(text, "prepare", "\n" + "\n".join(rows) + "\n")
 
 
 def fill_speed(text: str) -> str:
@@ -131,6 +148,9 @@ def _put(text: str, name: str, value: str) -> str:
 
 
 if __name__ == "__main__":
-    pages = {"README.md": fill, "docs/rivals.md": fill_rivals, "docs/speed.md": fill_speed, "docs/photos.md": fill_photos}
+    pages = {
+        "README.md": fill, "docs/data.md": fill_data, "docs/rivals.md": fill_rivals, "docs/speed.md": fill_speed,
+        "docs/photos.md": fill_photos,
+    }  # fmt: skip
     for page, write in pages.items():
         (ROOT / page).write_text(write((ROOT / page).read_text("utf-8")), "utf-8")

@@ -17,6 +17,7 @@ from sosn.data import Bank, EpisodeSampler
 from sosn.data.catalog import prepare_dataset
 from sosn.data.lake_runs import read_runs
 from sosn.data.omniglot import drawer_of
+from sosn.data.sampler import Within
 from sosn.errors import DataError, UsageError
 from sosn.evaluation import draw_indices, evaluate_runs
 from sosn.method import NearestPixels
@@ -32,7 +33,9 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def drawn_bank(*characters: int, people: int = 8, without: tuple[tuple[int, int, int], ...] = ()) -> Bank:
     """An alphabet for each number of characters. The three channels of an image tell its alphabet, character and drawer."""
-    images, names, labels, drawers = [], [], [], []
+    images: list[list[int]] = []
+    names: list[str] = []
+    labels, drawers = [], []
     for alphabet, size in enumerate(characters):
         for character in range(size):
             for person in range(people):
@@ -244,11 +247,12 @@ def runs_tree(root: Path, runs: int = 3, way: int = 4) -> dict[str, dict[str, st
     return answers
 
 
-def ink(file: Path) -> "np.ndarray[Any, Any]":
+def ink(file: Path) -> np.ndarray[Any, Any]:
     """Ink of a file at 28×28, of length 1."""
     with Image.open(file) as opened:
         flat = 255 - np.asarray(opened.convert("L").resize((28, 28), Image.Resampling.BILINEAR), dtype=float).flatten()
-    return flat / np.linalg.norm(flat)
+    unit: np.ndarray[Any, Any] = flat / np.linalg.norm(flat)
+    return unit
 
 
 def test_given_tasks_are_answered_item_by_item(tmp_path: Path) -> None:
@@ -339,9 +343,9 @@ def test_a_drawers_number_is_one_hand_throughout_an_alphabet(real_bank: Bank) ->
 @pytest.mark.slow
 def test_real_tasks_are_as_hard_as_the_published_ones(real_bank: Bank) -> None:
     """The authors' baseline, the modified Hausdorff distance of ink, errs on 38.8% of theirs, and on less across alphabets."""
-    points = {}
+    points: dict[int, np.ndarray[Any, Any]] = {}
 
-    def ink_of(row: int) -> "np.ndarray[Any, Any]":
+    def ink_of(row: int) -> np.ndarray[Any, Any]:
         if row not in points:
             own = np.argwhere(real_bank.images[row, 0].numpy() < 128).astype(float)
             points[row] = own - own.mean(0)
@@ -352,10 +356,11 @@ def test_real_tasks_are_as_hard_as_the_published_ones(real_bank: Bank) -> None:
         return float(max(between.min(0).mean(), between.min(1).mean()))
 
     errors = {}
-    for within in ("drawers", None):
+    protocols: tuple[Within, ...] = ("drawers", None)
+    for within in protocols:
         wrong: list[bool] = []
         for seed in range(3):
-            support, query = draw_indices(EpisodeSampler(real_bank, 20, 1, 1, within), 20, seed)  # type: ignore[arg-type]
+            support, query = draw_indices(EpisodeSampler(real_bank, 20, 1, 1, within), 20, seed)
             for shown, asked in zip(support[..., 0].tolist(), query.tolist(), strict=True):
                 wrong += [int(np.argmin([apart(row, one) for one in shown])) != place for place, row in enumerate(asked)]
         errors[within] = float(np.mean(wrong))

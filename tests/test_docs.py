@@ -98,6 +98,14 @@ def test_the_page_on_the_reproduction_is_made_from_any_ledger(tmp_path: Path) ->
     assert "rows not run" in maker["page"]([])
 
 
+def test_the_page_on_datasets_shows_the_measured_times() -> None:
+    fill = runpy.run_path(str(ROOT / "docs" / "readme.py"))["fill_data"]
+    text = (ROOT / "docs" / "data.md").read_text("utf-8")
+    assert fill(text) == text, "run python docs/readme.py"
+    for row in json.loads((ROOT / "results" / "prepare-cpu.json").read_text("utf-8"))["rows"]:
+        assert f"| {row['data']} | {row['images']:,} at {row['size']}² |" in text
+
+
 def test_the_page_on_rivals_names_every_method_and_says_what_it_declares() -> None:
     text = (ROOT / "docs" / "rivals.md").read_text("utf-8")
     for name, method in METHODS.items():

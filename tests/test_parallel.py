@@ -126,6 +126,9 @@ def test_a_run_of_two_processes_is_like_one_and_resumes_with_another_number(tmp_
     bank = sosn.open_bank("glyphs", "val", **tiny().data.options)
     sizes = (alone["way"], alone["shot"], alone["query"], alone["episodes"])
     assert evaluate(sosn.load(tmp_path / "two"), bank, *sizes).accuracy == told["accuracy"]  # as one process finds it
+    again = launch("-m", "sosn", *words)
+    assert again.returncode == 2
+    assert again.stderr.count("holds a run already") == 1
     # Batch norm sees half of the pairs in each process, so weights come close and not equal.
     one, two = (weights(tmp_path / name) for name in ("one", "two"))
     assert one.keys() == two.keys()

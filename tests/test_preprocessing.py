@@ -71,7 +71,7 @@ def test_nothing_is_brought_to_the_images_from_the_host() -> None:
             return func(*args, **(kwargs or {}))
 
     preprocessing = Preprocessing(1, 5, [0.4], [0.3], "inverted")
-    with Watch():
+    with Watch():  # type: ignore[no-untyped-call]
         preprocessing(picture(3), torch.float32)
     assert "aten.mul.Tensor" in made
     assert "aten.lift_fresh.default" not in made

@@ -408,13 +408,17 @@ def test_a_worker_that_outlives_its_run_does_not_hold_its_folder(tmp_path: Path,
     registered: list[object] = []
     monkeypatch.setattr(os, "register_at_fork", lambda **calls: registered.append(calls))
     ours, theirs = os.pipe()
+    ready, say_ready = os.pipe()
     with Run(tmp_path / "run").alone():
         child = os.fork()
         if not child:
             os.close(theirs)
+            os.write(say_ready, b"x")
             os.read(ours, 1)  # until the parent is through
             os._exit(0)
-    os.close(ours)
+        os.read(ready, 1)
+    for end in (ours, ready, say_ready):
+        os.close(end)
     with Run(tmp_path / "run").alone():
         pass
     os.close(theirs)

@@ -57,6 +57,8 @@ def train(
     recipe = as_recipe(recipe)
     keep_freed_memory()
     fabric = make_fabric(recipe, devices, nodes)
+    run = Run(Path(out))
+    run.check_same(recipe) if resume else run.check_new()  # before other processes are started, which would say so too
     with ending_workers(fabric):
         fabric.launch()
         return _train(recipe, Path(out), resume, progress or Silent(), fabric)
@@ -65,7 +67,6 @@ def train(
 def _train(recipe: Recipe, out: Path, resume: bool, progress: Progress, fabric: Fabric) -> TrainingResult:
     progress = progress if fabric.is_global_zero else Silent()
     run = Run(out, writes=fabric.is_global_zero)
-    run.check_same(recipe) if resume else run.check_new()
     trainer = Trainer(recipe, run, progress, fabric)  # refuses what cannot be trained before anything is written
     start = {} if resume and run.checkpoint.exists() else trainer.begin()
     fabric.barrier()  # all have looked at the folder before it is written to

@@ -1,0 +1,43 @@
+"""Scripts that measure: what they write is of the thing that was asked for."""
+
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+SCRIPT = Path(__file__).parent.parent / "benchmarks" / "prepare.py"
+
+
+def photo(file: Path, number: int) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((40, 40, 3), number, np.uint8)).save(file)
+
+
+@pytest.mark.slow
+def test_times_of_preparing_and_opening_are_kept_dataset_by_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(6):
+        photo(tmp_path / "mini" / ("train" if number < 4 else "val") / f"n0000000{number // 2}" / f"{number}.png", number)
+        photo(tmp_path / "birds" / "CUB_200_2011" / "images" / f"00{number + 1}.Bird" / "a.png", number)
+    monkeypatch.setenv("SOSN_HOME", str(tmp_path / "untouched"))
+    out = tmp_path / "results" / "prepare.json"
+    for data, source in (("mini-imagenet", "mini"), ("cub", "birds"), ("mini-imagenet", "mini")):
+        words = ["--data", data, "--from", str(tmp_path / source), "--repeats", "1", "--out", str(out)]
+        monkeypatch.setattr(sys, "argv", ["prepare.py", *words])
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    found = json.loads(out.read_text())["rows"]
+    assert [row["data"] for row in found] == ["cub", "mini-imagenet"]  # the second time takes the place of the first
+    rows = {row["data"]: row for row in found}
+    mini = rows["mini-imagenet"]
+    assert (mini["size"], mini["classes"], mini["images"]) == (84, 3, 6)
+    assert mini["source_bytes"] == sum(file.stat().st_size for file in tmp_path.glob("mini/*/*/*"))
+    assert {split: (one["classes"], one["images"]) for split, one in mini["open"].items()} == {"train": (2, 4), "val": (1, 2)}
+    assert 6 * 3 * 84 * 84 < mini["bank_bytes"] < 6 * 3 * 84 * 84 + 10_000
+    for row in rows.values():
+        assert row["prepare_seconds"] > 0
+        for one in row["open"].values():
+            assert 0 < one["seconds"] < one["seconds"] + one["import_seconds"] < one["process_seconds"]
+    assert not (tmp_path / "untouched").exists()
