@@ -7,7 +7,6 @@ The figures are those of the weights as shipped, on 600 seeded episodes of the s
 
 import argparse
 import json
-from importlib import resources
 from pathlib import Path
 
 import torch
@@ -15,6 +14,8 @@ import torch
 import sosn
 from sosn.device import machine
 from sosn.models import load_with_recipe, model_path, pack
+from sosn.recipe import load_recipe
+from sosn.storage import shelf
 from sosn.tasks import evaluate_model
 
 TERMS = {
@@ -24,9 +25,9 @@ TERMS = {
 }
 LIMITS = {
     "glyphs": "Knows dark strokes on a light ground, one character an image; not photos. Trained on synthetic data.",
-    "omniglot": "Knows handwritten characters, dark strokes on a light ground, one an image, 28×28; not photos.",
+    "omniglot": "Knows handwritten characters, dark strokes on a light ground, one an image; not photos.",
     "mini-imagenet": "Knows photos of things and animals at 84×84. Right on about half of 5-way one-shot questions: give "
-    "several pictures of each class. Its figure is on the validation classes that also chose its weights, with other episodes.",
+    "several pictures of each class. Its figure is on validation classes, on which its recipe was chosen, with other episodes.",
 }
 
 
@@ -37,10 +38,11 @@ def main() -> None:
     parser.add_argument("--split", default="val", choices=["val", "test"])
     parser.add_argument("--way", type=int, default=5)
     parser.add_argument("--shot", type=int, default=1)
-    wanted = parser.parse_args()
-    shelf = Path(str(resources.files("sosn"))) / "models"
-    target = shelf / f"{wanted.name}.safetensors"
-    pack(model_path(str(wanted.run)), target)
+    parser.add_argument("--first", help="recipe, by name or file, of the run that this one started from")
+    parser.add_argument("options", nargs="*", default=[], help="key=value of the model that its weights serve as well")
+    wanted = parser.parse_intermixed_args()
+    target = shelf() / f"{wanted.name}.safetensors"
+    pack(model_path(str(wanted.run)), target, wanted.options)
     method, recipe = load_with_recipe(wanted.name)
     words = [f"split={wanted.split}", f"way={wanted.way}", f"shot={wanted.shot}", "query=15", "episodes=600"]
     result, settings = evaluate_model(wanted.name, words)
@@ -53,10 +55,11 @@ def main() -> None:
         "parameters": method.parameter_count(),
         "bytes": target.stat().st_size,
         "recipe": recipe.to_table(),
+        **({"first_stage": load_recipe(wanted.first).to_table()} if wanted.first else {}),
         "terms": TERMS[recipe.data.name],
         "limits": LIMITS[recipe.data.name],
     }
-    (shelf / f"{wanted.name}.json").write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n")
+    target.with_suffix(".json").write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n")
     print(f"{wanted.name}: {result} on {settings.data} {settings.split}, {target.stat().st_size:,} bytes")
 
 

@@ -23,8 +23,20 @@ def fill(text: str) -> str:
     text = _put(text, "fresh", f"{_over_seeds(sigme, 1)}% on average, {100 * min(sigme):.1f} to {100 * max(sigme):.1f}%")
     text = _put(text, "power-norm", _norms(norms))
     text = _put(text, "power-norm-long", _norms(_read("results/glyphs-power-norm-long.json")))
+    text = _put(text, "models", _models())
     shown = _accuracy(_read("src/sosn/models/glyphs.json"), 2)
     return re.sub(r"# [\d.]+ ± [\d.]+%: mean and", f"# {shown}%: mean and", text)
+
+
+def _models() -> str:
+    """The cards of the models in the package, a row each."""
+    rows = ["| `sosn.load(…)` | what it is | accuracy, % | on | kB |", "|---|---|---|---|---|"]
+    for path in sorted((ROOT / "src/sosn/models").glob("*.json")):
+        card = _read(f"src/sosn/models/{path.name}")
+        where = f"{card['data']} {card['split']}, {card['way']}-way {card['shot']}-shot"
+        cells = [f"`{path.stem}`", card["title"], _accuracy(card, 2), where, f"{card['bytes'] / 1000:.0f}"]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n" + "\n".join(rows) + "\n"
 
 
 def _norms(told: dict[str, Any]) -> str:
@@ -115,7 +127,26 @@ def fill_photos(text: str) -> str:
             cells = [path.stem, str(size["way"]), str(size["shot"]), f"{100 * size['accuracy']:.1f}"]
             cells += [f"{size[name]:.3f}" for name in ("ece_before", "ece", "auroc")]
             rows.append(f"| {' | '.join([*cells, *shares])} |")
-    return _put(text, "confidence", "\n" + "\n".join(rows) + "\n")
+    text = _put(text, "confidence", "\n" + "\n".join(rows) + "\n")
+    told = _read("results/latency-cpu.json")
+    rows = ["| model | image | ms | ms with ONNX Runtime | cold start, s |", "|---|---|---|---|---|"]
+    for row in told["rows"]:
+        rows.append(f"| {row['model']} | {row['size']}² | {row['ms']:.0f} | {row['onnx_ms']:.1f} | {row['cold_seconds']:.1f} |")
+    text = _put(text, "latency", "\n" + "\n".join([*rows, "", f"{told['machine']}, torch {told['versions']['torch']}."]) + "\n")
+    told = _read("results/gallery-omniglot.json")
+    rows = ["| classes | shortlist | its recall, % | right, % | ms a query |", "|---|---|---|---|---|"]
+    for row in told["rows"]:
+        for one in row["shortlists"]:
+            recall = f"{100 * one['recall']:.1f}" if "recall" in one else ""
+            cells = [f"{row['classes']:,}", str(one["shortlist"] or "all"), recall, f"{100 * one['accuracy']:.1f}"]
+            rows.append(f"| {' | '.join([*cells, format(one['ms_a_query'], '.1f')])} |")
+    return _put(text, "gallery", "\n" + "\n".join([*rows, "", f"{told['what']}; {told['index']}; {told['machine']}."]) + "\n")
+
+
+def fill_beyond(text: str) -> str:
+    """The page on what the paper does not have, with the tables of what was tried, as they were written."""
+    parts = [f"```\n{path.read_text('utf-8')}```\n" for path in sorted((ROOT / "results").glob("variants-*.txt"))]
+    return _put(text, "variants", "\n" + "\n".join(parts))
 
 
 def _ahead(by_seed: list[float]) -> str:
@@ -150,7 +181,7 @@ def _put(text: str, name: str, value: str) -> str:
 if __name__ == "__main__":
     pages = {
         "README.md": fill, "docs/data.md": fill_data, "docs/rivals.md": fill_rivals, "docs/speed.md": fill_speed,
-        "docs/photos.md": fill_photos,
+        "docs/photos.md": fill_photos, "docs/beyond.md": fill_beyond,
     }  # fmt: skip
     for page, write in pages.items():
         (ROOT / page).write_text(write((ROOT / page).read_text("utf-8")), "utf-8")

@@ -21,6 +21,8 @@ from sosn.data.sampler import Within
 from sosn.errors import DataError, UsageError
 from sosn.evaluation import draw_indices, evaluate_runs
 from sosn.method import NearestPixels
+from sosn.models import load_with_recipe
+from sosn.storage import write_model
 from test_cli import Cli, cli
 
 __all__ = ["cli"]  # a fixture
@@ -149,7 +151,7 @@ def test_images_without_drawers_or_alphabets_are_refused() -> None:
     bank = drawn_bank(3)
     with pytest.raises(DataError, match="images that say who drew them"):
         EpisodeSampler(Bank(bank.images, bank.labels, bank.names), 3, 1, 1, "drawers")
-    with pytest.raises(DataError, match='within="drawers" needs an alphabet with 3 classes, and there are none'):
+    with pytest.raises(DataError, match='within="drawers" is for classes that belong to alphabets'):
         EpisodeSampler(Bank(bank.images, bank.labels, ("a", "b", "c"), drawers=bank.drawers), 3, 1, 1, "drawers")
     with pytest.raises(DataError, match=r"'part/alphabet0/character0' has no two people who drew all its characters"):
         EpisodeSampler(drawn_bank(3, people=2, without=((0, 1, 1),)), 3, 1, 1, "drawers")
@@ -268,6 +270,16 @@ def test_given_tasks_are_answered_item_by_item(tmp_path: Path) -> None:
     assert result.per_episode == pytest.approx(shares)
     assert 0 < result.accuracy < 1
     assert (result.way, result.shot, result.query, result.episodes) == (5, 1, 1, 4)
+
+
+def test_a_model_that_knows_characters_of_the_evaluation_alphabets_is_told_of(tmp_path: Path, cli: Cli) -> None:
+    runs_tree(tmp_path / "all_runs")
+    method, recipe = load_with_recipe("glyphs")
+    for folder, name in (("knows", "images_evaluation/Atlantean/character01"), ("new", "images_background/Greek/character01")):
+        seen = [{"name": "omniglot", "options": {}, "classes": [name]}]
+        write_model(tmp_path / folder, method, recipe.to_table(), seen)
+    assert "was trained on 1 classes of the evaluation alphabets" in cli("eval", "knows", "runs=all_runs", "device=cpu")[2]
+    assert "evaluation alphabets" not in cli("eval", "new", "runs=all_runs", "device=cpu")[2]
 
 
 def test_the_command_line_takes_given_tasks_in_place_of_data(tmp_path: Path, cli: Cli) -> None:

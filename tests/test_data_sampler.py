@@ -298,7 +298,7 @@ def test_within_alphabet_is_refused_where_none_has_enough_classes() -> None:
     with pytest.raises(DataError, match="the largest of 2 alphabets has 4 classes: lower way"):
         EpisodeSampler(bank_of_alphabets(greek=4, latin=3), 5, 1, 1, within="alphabet")
     flat = Bank.from_classes({name: torch.zeros(3, 1, 2, 2, dtype=torch.uint8) for name in ("a", "b")})
-    with pytest.raises(DataError, match="there are none"):
+    with pytest.raises(DataError, match="belong to alphabets, and these do not"):
         EpisodeSampler(flat, 2, 1, 1, within="alphabet")
 
 

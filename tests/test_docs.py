@@ -33,6 +33,13 @@ def test_the_page_on_speed_shows_the_measured_figures() -> None:
     assert "NVIDIA H200" in text
 
 
+def test_the_page_on_what_goes_beyond_the_paper_shows_what_was_tried() -> None:
+    fill = runpy.run_path(str(ROOT / "docs" / "readme.py"))["fill_beyond"]
+    text = (ROOT / "docs" / "beyond.md").read_text("utf-8")
+    assert fill(text) == text, "run python docs/readme.py"
+    assert "ce-start" in text
+
+
 def test_the_page_on_photos_shows_the_measured_figures() -> None:
     fill = runpy.run_path(str(ROOT / "docs" / "readme.py"))["fill_photos"]
     text = (ROOT / "docs" / "photos.md").read_text("utf-8")

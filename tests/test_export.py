@@ -71,6 +71,23 @@ def test_permutations_streams_and_other_relations_are_exported_too(tmp_path: Pat
     assert export_onnx(method, tmp_path, "own")["largest_difference"] <= 1e-4
 
 
+@pytest.mark.parametrize("options", [{"cosine": 5.0}, {"coordinates": 2}, {"mirror": True, "relation": "ranked"}])
+def test_what_goes_beyond_the_paper_is_exported_too(tmp_path: Path, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    method = sosn.SoSN(channels=1, input_size=28, **options)
+    method.trained = True
+    for buffer in method.buffers():
+        if buffer.is_floating_point():
+            buffer.add_(0.1 * torch.rand_like(buffer))  # statistics unlike those of a new model
+    export_onnx(method, tmp_path, "own")
+    support, query = torch.rand(3, 2, 1, 28, 28), torch.rand(4, 1, 1, 28, 28)
+    with torch.no_grad():
+        expected = method.eval().logits(sosn.Episode(support.unsqueeze(0), query.view(1, 4, 1, 28, 28)))[0]
+    described = [_session(tmp_path / "describe.onnx").run(None, {"images": one.numpy()})[0] for one in (support, query)]
+    found = _session(tmp_path / "similarity.onnx").run(None, {"support": described[0], "query": described[1]})[0]
+    np.testing.assert_allclose(found, expected.numpy(), atol=1e-3)
+
+
 def test_the_example_answers_as_the_classifier_does(exported: Path, drawings: Path) -> None:
     files = sorted((drawings / "query").glob("*/*.png"))
     words = [sys.executable, str(EXAMPLE), str(exported), str(drawings / "support"), *map(str, files)]

@@ -15,7 +15,7 @@ from sosn.episode import Episode
 from sosn.errors import CheckpointError, UsageError
 from sosn.importing import import_relation_net
 from sosn.models import load_with_recipe
-from sosn.storage import write_model
+from sosn.storage import read_about, write_model
 from test_cli import Cli, cli
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -210,11 +210,20 @@ def test_the_encoder_of_a_model_is_frozen_under_a_nearest_prototype(cli: Cli, tm
         assert sentence in err
 
 
+def test_a_frozen_encoder_remembers_what_its_weights_have_seen(cli: Cli, tmp_path: Path) -> None:
+    seen = [{"name": "omniglot", "options": {}, "classes": ["images_evaluation/Atlantean/character01"]}]
+    method, recipe = load_with_recipe("glyphs")
+    write_model(tmp_path / "started", method, recipe.to_table(), seen)
+    code, _, err = cli("import", "frozen", "started", "--out", "frozen")
+    assert code == 0, err
+    assert read_about(tmp_path / "frozen" / "model.safetensors")["seen"] == seen
+
+
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     release(tmp_path, 1)
     method, recipe = import_relation_net(tmp_path / "encoder.pkl", tmp_path / "relation.pkl")
     with pytest.raises(sosn.SosnError, match="cannot make the folder"):
-        write_model(tmp_path / "encoder.pkl" / "inside", method, recipe)
+        write_model(tmp_path / "encoder.pkl" / "inside", method, recipe.to_table())
 
 
 @pytest.mark.parametrize(("channels", "data"), [(1, "omniglot"), (3, "mini-imagenet")])

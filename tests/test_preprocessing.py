@@ -6,13 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sosn.data import open_bank
 from sosn.errors import UsageError
 from sosn.method import SoSN
 from sosn.preprocessing import Preprocessing
+from sosn.recipe import load_recipe, override
+from sosn.training.setup import build
 
 
 def picture(channels: int, height: int = 8, width: int = 8, seed: int = 0) -> Tensor:
@@ -148,3 +152,24 @@ def test_a_mean_image_is_subtracted_pixel_by_pixel_and_fitted_like_any_image() -
 def test_a_mean_image_beside_a_mean_is_refused() -> None:
     with pytest.raises(UsageError, match="mean and mean_image are both given"):
         Preprocessing(3, 8, mean=[0.5] * 3, mean_image=True)
+
+
+def test_detail_brings_images_to_the_side_of_training_images_before_they_are_enlarged() -> None:
+    sharp = torch.rand(2, 1, 105, 105, dtype=torch.float64)
+    module = Preprocessing(1, 56, detail=28)
+    assert (module.source, Preprocessing(1, 56).source) == (28, 56)
+    small = F.interpolate(sharp, (28, 28), mode="bilinear", antialias=True)
+    torch.testing.assert_close(module(sharp, torch.float64), module(small, torch.float64))
+    torch.testing.assert_close(module(small, torch.float64), Preprocessing(1, 56)(small, torch.float64))
+    large = F.interpolate(small, (56, 56), mode="bilinear")
+    assert (module(large, torch.float64) - large).abs().max() > 1e-3  # as sharp as its side allows, so reduced first
+    with pytest.raises(UsageError, match="detail is 84"):
+        Preprocessing(1, 56, detail=84)
+
+
+def test_a_model_of_enlarged_images_remembers_their_side() -> None:
+    bank = open_bank("glyphs", "train", alphabets=10, characters=4, drawings=4)
+    for size, detail in ((56, 28), (28, 0), (20, 0)):
+        method = build(override(load_recipe("glyphs-5w1s"), [f"input_size={size}"]), bank)
+        assert (method.preprocessing.size, method.preprocessing.detail) == (size, detail)
+        assert method.config.get("detail", 0) == detail

@@ -1,6 +1,7 @@
 """What SoSN offers beyond the paper: places of features, mirror images, a second loss. All are off unless asked for."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
@@ -99,7 +100,7 @@ def by_hand(model: SoSN, episode: Episode) -> Tensor:
     assert episode.labels is not None
     truth = [*episode.classes.flatten().tolist()]
     truth += [episode.classes[e, label].item() for e in range(2) for label in episode.labels[e].tolist()]
-    return F.cross_entropy(model.classifier(upper_triangle(matrices)), torch.tensor(truth))
+    return F.cross_entropy(model.classifier(upper_triangle(matrices, isometric=True)), torch.tensor(truth))
 
 
 def test_the_auxiliary_loss_is_added_with_its_weight() -> None:
@@ -126,11 +127,54 @@ def test_a_model_that_shed_its_second_head_answers_as_before_and_is_built_again_
     torch.testing.assert_close(again(episode), before)
 
 
+def test_cosine_adds_that_of_matrices_standardised_as_in_training() -> None:
+    plain, model = build(relation="ranked"), build(relation="ranked", cosine=5.0)
+    assert set(model.state_dict()) - set(plain.state_dict()) == {
+        f"standardise.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")
+    }
+    assert model.standardise is not None
+    episode = draw(2)
+    for one in (plain, model):
+        one.load_state_dict(plain.state_dict(), strict=False)
+        one.eval()
+    model.standardise.running_mean.uniform_(0, 0.2)  # type: ignore[union-attr]
+    model.standardise.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+    support, query = model._maps(episode)
+    matrices = torch.tanh(50 * trace_normalise(autocorrelation(torch.cat((support[:, :, 0], support[:, :, 1]), -1))))
+    other = torch.tanh(50 * trace_normalise(autocorrelation(query)))
+    mean, var = model.standardise.running_mean, model.standardise.running_var
+    assert mean is not None
+    assert var is not None
+    expected = torch.zeros(2, 4, 3, dtype=torch.float64)
+    for e, q, c in product(range(2), range(4), range(3)):
+        a, b = (torch.tensor([m[i, j] for i in range(64) for j in range(i, 64)]) for m in (matrices[e, c], other[e, q]))
+        a, b = ((one - mean) / (var + 1e-5).sqrt() for one in (a, b))
+        expected[e, q, c] = a @ b / (a.norm() * b.norm())
+    torch.testing.assert_close(model.logits(episode), plain.logits(episode) + 5 * expected)
+
+
+def test_in_training_cosines_are_standardised_by_the_images_of_the_step_which_are_remembered() -> None:
+    model, episode = build(cosine=5.0).train(), draw()
+    assert model.standardise is not None
+    model.standardise.momentum = 1.0
+    model.logits(episode)
+    images = torch.cat((episode.support.flatten(0, 2), episode.query.flatten(0, 1)))
+    matrices = torch.tanh(50 * trace_normalise(autocorrelation(model.encoder(images).flatten(2))))
+    assert model.standardise.running_mean is not None
+    torch.testing.assert_close(model.standardise.running_mean, upper_triangle(matrices).mean(0))
+
+
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(UsageError, match="coordinates is -1"):
         build(coordinates=-1)
+    with pytest.raises(UsageError, match="coordinate_weight is 0"):
+        build(coordinates=2, coordinate_weight=0.0)
+    with pytest.raises(UsageError, match="cosine is -1"):
+        build(cosine=-1.0)
     with pytest.raises(UsageError, match="mirror doubles"):
         build(mirror=True, eta=None)
+    with pytest.raises(UsageError, match="cosine compares matrices"):
+        build(cosine=1.0, relation="full", encoder_width=32)
     with pytest.raises(UsageError, match="needs 2 classes"):
         build(auxiliary=1.0)
     with pytest.raises(UsageError, match="class number 4 among 3"):

@@ -13,7 +13,7 @@ from sosn.errors import CheckpointError, SosnError, UsageError
 from sosn.files import write_atomically
 from sosn.method import Method, NearestPixels, SoSN
 from sosn.models import model_path, pack
-from sosn.recipe import RECIPE_FILE
+from sosn.recipe import RECIPE_FILE, load_recipe, override
 from sosn.storage import WEIGHTS_FILE, load_method, load_tensors, restore, save_method, save_tensors
 
 
@@ -126,11 +126,50 @@ def test_a_model_is_found_by_file_and_by_run_folder(saved: Path) -> None:
 
 def test_packing_a_model_keeps_what_is_known_of_it_in_half_the_space(tmp_path: Path) -> None:
     source, target = tmp_path / "source.safetensors", tmp_path / "target.safetensors"
-    save_method(source, network(), {"recipe": {"seed": 3}})
+    recipe = override(load_recipe("glyphs-5w1s"), ["seed=3"])
+    save_method(source, network(), {"recipe": recipe.to_table(), "step": 7})
     pack(source, target)
     assert target.stat().st_size < 0.55 * source.stat().st_size
     assert load_method(target)[1] == load_method(source)[1]
     torch.testing.assert_close(scores(sosn.load(target)), scores(network()), rtol=0, atol=1e-2)
+
+
+def test_packing_can_change_what_the_weights_serve_as_well_and_forgets_where_training_started(tmp_path: Path) -> None:
+    source, target = tmp_path / "source.safetensors", tmp_path / "target.safetensors"
+    recipe = override(load_recipe("glyphs-5w1s"), [f"start={tmp_path}"])
+    save_method(source, network(), {"recipe": recipe.to_table()})
+    pack(source, target, ["relation=ranked", "title=Another"])
+    method, about = load_method(target)
+    assert isinstance(method, sosn.SoSN)
+    assert (method.relation.name, method.config["relation"]) == ("ranked", "ranked")
+    assert (about["recipe"]["model"]["relation"], about["recipe"]["title"]) == ("ranked", "Another")
+    assert about["recipe"]["training"]["start"] == ""
+    torch.testing.assert_close(scores(method), scores(network()), rtol=0, atol=1e-2)  # of one shot
+
+
+def test_packing_leaves_out_what_only_training_needs_and_keeps_which_classes_were_seen(tmp_path: Path) -> None:
+    source, target = tmp_path / "source.safetensors", tmp_path / "target.safetensors"
+    recipe = override(load_recipe("glyphs-5w1s"), ["auxiliary=0.5", "device=cpu"])
+    seen = [{"name": "omniglot", "options": {}, "classes": ["a"]}]
+    method = SoSN(channels=1, input_size=28, auxiliary=0.5, classes=4)
+    save_method(source, method, {"recipe": recipe.to_table(), "seen": seen})
+    pack(source, target)
+    tensors, about = load_tensors(target)
+    assert not [name for name in tensors if name.startswith("classifier")]
+    assert about["config"]["auxiliary"] == 0.0
+    assert about["seen"] == seen
+    assert about["recipe"]["training"]["device"] == "auto"
+
+
+def test_packing_refuses_what_weights_depend_on(tmp_path: Path) -> None:
+    source, target = tmp_path / "source.safetensors", tmp_path / "target.safetensors"
+    save_method(source, network(), {"recipe": load_recipe("glyphs-5w1s").to_table()})
+    for word in ("steps=5", "data.seed=4"):
+        with pytest.raises(UsageError, match="cannot be changed in a trained model"):
+            pack(source, target, [word])
+    save_method(source, network(), {})
+    with pytest.raises(CheckpointError, match="has no recipe"):
+        pack(source, target)
 
 
 # Refusals

@@ -11,6 +11,7 @@ from torch import Tensor
 from sosn.classifier import Alike, Answer, FewShotClassifier
 from sosn.data.folder import image_files
 from sosn.errors import DataError, UsageError
+from sosn.kind import FITTING
 from sosn.models import shipped_models
 from sosn.pictures import read_picture
 from sosn.support import IMAGES
@@ -66,7 +67,7 @@ def classify_files(
 
     alike: name the most alike picture of the support too.
     """
-    size, channels = classifier.method_.preprocessing.size, classifier.method_.preprocessing.channels
+    size, channels = classifier.method_.preprocessing.source, classifier.method_.preprocessing.channels
     told: list[Classified] = []
     for first in range(0, len(files), IMAGES):
         images: dict[str, Tensor] = {}
@@ -90,15 +91,20 @@ def expectation(classifier: FewShotClassifier) -> str:
     """What to expect of these classes with this model, in a few sentences."""
     counts = classifier.shots_
     shots = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
-    words = [f"model {classifier.model_!r}; {len(counts)} classes of {classifier.kind_} with {shots} images each."]
+    images = "image" if shots == "1" else "images"
+    words = [f"model {classifier.model_!r}; {len(counts)} classes of {classifier.kind_} with {shots} {images} each."]
     card = shipped_models().get(classifier.model_)
-    if card:
+    if card and classifier.model_ not in FITTING[classifier.kind_]:
+        words.append(f"It was not trained on {classifier.kind_}: its answers may be little better than guesses.")
+    elif card:
         words.append(
-            f"It is right on {100 * card['accuracy']:.0f}% of {card['way']}-way {card['shot']}-shot tasks of {card['data']}; "
-            "expect less on images of other kinds."
+            f"It is right on {100 * card['accuracy']:.0f}% of queries in {card['way']}-way {card['shot']}-shot tasks of "
+            f"{card['data']}; expect less on images of other kinds."
         )
-    if classifier.kind_ == "photos":
+    elif classifier.kind_ == "photos":
         words.append("A network this small is right on about half of 5-way photos from one example each.")
+    if classifier.calibration_ is None:
+        words.append("Its probabilities are not calibrated: their order counts, not their size.")
     if min(counts) < 5:
         words.append("More images of each class help most.")
     return " ".join(words)

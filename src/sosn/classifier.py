@@ -308,8 +308,8 @@ class FewShotClassifier:
     def _threshold(self, reject: float) -> float:
         if self.calibration_ is None:
             raise UsageError(
-                f"model {self.model_!r} was not calibrated, so nobody knows how unlike an unknown image is: use one of the "
-                "package's models, or measure it with benchmarks/calibrate_model.py"
+                f"model {self.model_!r} was not calibrated, so nobody knows how unlike an unknown image is: leave out "
+                "reject, use a model whose card has a calibration, or measure it with benchmarks/calibrate_model.py"
             )
         return self.calibration_.threshold(len(self.classes_), min(self._support.counts), reject)
 
@@ -336,7 +336,7 @@ def _labelled(images: Pictures, labels: Sequence[Any] | Array | None) -> tuple[l
 
 
 def _encode(method: Method, pictures: Sequence[Picture]) -> Tensor:
-    return encode_images(method, read_pictures(pictures, method.preprocessing.size, method.preprocessing.channels))
+    return encode_images(method, read_pictures(pictures, method.preprocessing.source, method.preprocessing.channels))
 
 
 def _digest(path: Path) -> str:

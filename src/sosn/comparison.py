@@ -14,7 +14,7 @@ from sosn.evaluation import Comparison, Evaluation, compare
 from sosn.method.base import Method, batch_norms
 from sosn.models import load_with_recipe
 from sosn.seeding import generator
-from sosn.tasks import EvaluationSettings, check_unseen, evaluate_with, evaluation_settings, open_evaluated
+from sosn.tasks import EvaluationSettings, check_runs, check_unseen, evaluate_with, evaluation_settings, open_evaluated
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ def compare_models(
     settings, recipe = evaluation_settings(loaded[0][1], overrides)
     bank, settings = open_evaluated(recipe, settings, say)
     for model, (method, trained) in zip(models, loaded, strict=True):
-        if method.parameter_count() and not settings.runs:  # or there is nothing that could have been trained
-            check_unseen(model, trained, recipe, bank, settings.split)
+        if method.parameter_count():  # or there is nothing that could have been trained
+            check_runs(model) if settings.runs else check_unseen(model, trained, recipe, bank, settings.split)
     rows: list[Row] = []
     for model, (method, _) in zip(models, loaded, strict=True):
         began = time.monotonic()

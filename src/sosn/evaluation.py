@@ -177,7 +177,7 @@ class Encoded:
     features: Tensor
 
     def look_up(self, *wanted: Tensor) -> list[Tensor]:
-        places = [torch.searchsorted(self.rows, rows.to(self.rows.device)) for rows in wanted]
+        places = [torch.searchsorted(self.rows, rows.to(self.rows.device).contiguous()) for rows in wanted]
         return [self.features[place.to(self.features.device)] for place in places]
 
 

@@ -44,12 +44,12 @@ class _Similarity(nn.Module):
 
     def __init__(self, method: SoSN) -> None:
         super().__init__()
-        self.similarity = method.similarity
+        self.method = method
 
     def forward(self, support: Tensor, query: Tensor) -> Tensor:
         pairs = stack_pairs(support.unsqueeze(0), query.unsqueeze(0)).flatten(0, 2)
-        logits: Tensor = self.similarity(pairs)
-        return logits.view(query.shape[0], support.shape[0])
+        logits: Tensor = self.method.similarity(pairs).view(query.shape[0], support.shape[0])
+        return logits + self.method.nearness(support.unsqueeze(0), query.unsqueeze(0))[0] if self.method.cosine else logits
 
 
 def export_onnx(method: Method, folder: Path, name: str, calibration: Calibration | None = None) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def export_onnx(method: Method, folder: Path, name: str, calibration: Calibratio
         raise UsageError(f"{kind} cannot be exported: give a SoSN with relation average, ranked, or_like or difference")
     method.check_trained()
     method = method.cpu().float().eval()
-    size, channels = method.preprocessing.size, method.preprocessing.channels
+    size, channels = method.preprocessing.source, method.preprocessing.channels
     folder.mkdir(parents=True, exist_ok=True)
     free = torch.export.Dim.DYNAMIC
     with tempfile.TemporaryDirectory() as temporary, engine("plain"), torch.no_grad(), _quietly():

@@ -139,7 +139,7 @@ class Gallery:
 
     def _describe(self, pictures: Sequence[Any], together: bool) -> Tensor:
         """Descriptors (B, P, S, K, K) of pictures, or (1, …) of one class that they all show."""
-        size, channels = self.method.preprocessing.size, self.method.preprocessing.channels
+        size, channels = self.method.preprocessing.source, self.method.preprocessing.channels
         maps = encode_images(self.method, read_pictures(pictures, size, channels))
         with torch.inference_mode():
             return self.method.describe(maps.unsqueeze(0) if together else maps.unsqueeze(1))

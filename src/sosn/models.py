@@ -2,6 +2,8 @@
 
 import json
 import warnings
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,10 @@ from sosn.confidence import CALIBRATION_FILE, Calibration, read_calibration
 from sosn.errors import CheckpointError, SosnWarning, UsageError
 from sosn.kind import Kind, choose_model
 from sosn.method import Method
-from sosn.recipe import Recipe, from_table
+from sosn.recipe import Recipe, ValidationSection, from_table, override
 from sosn.spelling import nearest
 from sosn.storage import WEIGHTS_FILE, is_shipped, load_method, save_method, shelf
+from sosn.typed import annotations
 
 
 def shipped_models() -> dict[str, dict[str, Any]]:
@@ -76,9 +79,29 @@ def calibration_of(name_or_path: str | Path) -> Calibration | None:
     return read_calibration(path.parent / CALIBRATION_FILE)
 
 
-def pack(source: Path, target: Path) -> None:
-    """Copy a model with half-precision weights, for shipping."""
+def pack(source: Path, target: Path, options: Sequence[str] = ()) -> None:
+    """Copy a model with half-precision weights, for shipping: without what only training needs, or only its own machine knows.
+
+    options: key=value of its recipe that its weights do not depend on: title, keys of [validation], and of [model] what the
+    weights serve as well, such as relation=ranked or mirror=true. Others are refused, and so is a file without a recipe.
+    """
     method, about = load_method(source)
+    if "recipe" not in about:
+        raise CheckpointError(f"{str(source)!r} has no recipe: give the weights of a run")
     method.shed()
-    about = {key: value for key, value in about.items() if key not in ("method", "config")}
+    recipe = override(from_table(about["recipe"], "its recipe"), options)
+    changed: dict[str, Any] = {}
+    for word in options:
+        key = word.partition("=")[0].removeprefix("model.").removeprefix("validation.")
+        if key in recipe.model.options:
+            changed[key] = recipe.model.options[key]
+        elif key != "title" and key not in annotations(ValidationSection):
+            raise UsageError(f"{word!r} cannot be changed in a trained model: title, [validation] and options of [model] can")
+    if changed:
+        state = method.state_dict()
+        method = type(method)(**method.config | changed)
+        method.load_state_dict(state)
+        method.trained = True
+    recipe = replace(recipe, training=replace(recipe.training, start="", device="auto"))
+    about = {key: value for key, value in about.items() if key not in ("method", "config")} | {"recipe": recipe.to_table()}
     save_method(target, method, about, torch.float16)

@@ -18,6 +18,8 @@ class Preprocessing(nn.Module):
     (B, c, h, w) → (B, channels, size, size). Other sizes are resized with antialiasing; colour becomes grey by luma, grey
     becomes colour by repetition. polarity="inverted" turns x into 1 − x. mean and std are of images in 0…1, after that.
     mean_image=True subtracts an image in place of a mean; it is stored with the weights, and 0 until `take_mean` is called.
+    detail is the side of the images that a model was trained on, where those were enlarged: others are first brought to it, so
+    that none is sharper than what the model knows.
     """
 
     mean: Tensor
@@ -32,15 +34,18 @@ class Preprocessing(nn.Module):
         std: Sequence[float] | None = None,
         polarity: Polarity = "as_is",
         mean_image: bool = False,
+        detail: int = 0,
     ) -> None:
         super().__init__()
+        if not 0 <= detail <= size:
+            raise UsageError(f"detail is {detail}; it is the side of images that are enlarged to {size}, or 0 for none")
         if channels not in (1, 3):
             raise UsageError(f"channels is {channels}; images have 1 (grey) or 3 (colour)")
         if polarity not in ("as_is", "inverted"):
             raise UsageError(f"polarity is {polarity!r}; choose as_is or inverted")
         if mean_image and mean is not None:
             raise UsageError("mean and mean_image are both given: choose the mean of each channel or that of each pixel")
-        self.channels, self.size, self.polarity = channels, size, polarity
+        self.channels, self.size, self.polarity, self.detail = channels, size, polarity, detail
         self.plain = mean is None and std is None and not mean_image
         self.by_pixel = mean_image
         if mean_image:
@@ -53,6 +58,11 @@ class Preprocessing(nn.Module):
             self.register_buffer(name, torch.tensor(values, dtype=torch.get_default_dtype()).view(-1, 1, 1), persistent=False)
         if not (self.std > 0).all():
             raise UsageError(f"std is {self.std.flatten().tolist()}; every value must be above 0")
+
+    @property
+    def source(self) -> int:
+        """Side of the images that are best given to it."""
+        return self.detail or self.size
 
     def forward(self, images: Tensor, dtype: torch.dtype) -> Tensor:
         images = self._fitted(images, dtype)
@@ -76,6 +86,7 @@ class Preprocessing(nn.Module):
             images = 0.299 * red + 0.587 * green + 0.114 * blue
         elif images.shape[-3] < self.channels:
             images = images.expand(-1, self.channels, -1, -1)
-        if images.shape[-2:] != (self.size, self.size):
-            images = F.interpolate(images, (self.size, self.size), mode="bilinear", antialias=True, align_corners=False)
+        for side in (self.source, self.size):
+            if images.shape[-2:] != (side, side):
+                images = F.interpolate(images, (side, side), mode="bilinear", antialias=True, align_corners=False)
         return 1 - images if self.polarity == "inverted" else images

@@ -27,6 +27,7 @@ FROM_IMAGES = (
     "mean",
     "std",
     "classes",
+    "detail",
 )  # what a method takes from the training images unless it is told
 
 
@@ -329,5 +330,5 @@ def load_recipe(name_or_path: str) -> Recipe:
 
 def without_place(recipe: Recipe) -> Recipe:
     """The recipe less what decides only where it runs, for comparing two."""
-    data, training = replace(recipe.data, workers=0), replace(recipe.training, device="auto")
+    data, training = replace(recipe.data, workers=0), replace(recipe.training, device="auto", engine="auto")
     return replace(recipe, title="", data=data, training=training)

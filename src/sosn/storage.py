@@ -1,7 +1,7 @@
 """Weights in safetensors files, with what is needed to use them again written beside the numbers."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
@@ -67,14 +67,17 @@ def save_method(path: Path, method: Method, about: Mapping[str, Any] | None = No
     save_tensors(path, state, {"method": method.name, "config": method.config, "trained": method.trained, **(about or {})})
 
 
-def write_model(folder: Path, method: Method, recipe: Mapping[str, Any]) -> None:
-    """A folder that `sosn eval`, `sosn compare` and sosn.load take, with a recipe's table. Refuses one that holds a model."""
+def write_model(folder: Path, method: Method, recipe: Mapping[str, Any], seen: Sequence[Mapping[str, Any]] = ()) -> None:
+    """A folder that `sosn eval`, `sosn compare` and sosn.load take, with a recipe's table. Refuses one that holds a model.
+
+    seen: classes that the weights were trained on besides those of the recipe, as training.seen.Seen tells them.
+    """
     check_no_model(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SosnError(f"cannot make the folder {str(folder)!r} ({error.strerror}): choose another --out") from error
-    save_method(folder / WEIGHTS_FILE, method, {"recipe": recipe})
+    save_method(folder / WEIGHTS_FILE, method, {"recipe": recipe, "seen": list(seen)})
 
 
 def check_no_model(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Jobs of the command line that are more than one call, free of printing."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from sosn.data import Bank, EpisodeSampler, leave_out_small, open_bank
 from sosn.data.lake_runs import read_runs
 from sosn.data.sampler import Within, alphabets
 from sosn.device import check_bf16, resolve_device
-from sosn.errors import DataError, UsageError
+from sosn.errors import DataError, SosnWarning, UsageError
 from sosn.evaluation import Evaluation, evaluate, evaluate_runs
 from sosn.kernel import engine
 from sosn.method.base import Method, Statistics
@@ -19,7 +20,7 @@ from sosn.models import fitting_model, load_with_recipe
 from sosn.pictures import kind_of_pictures, list_classes, read_pictures
 from sosn.recipe import Recipe, override, refuse_option
 from sosn.storage import check_no_model, write_model
-from sosn.training.seen import Seen, overlap, same_classes, seen_before, trained_classes, written_classes
+from sosn.training.seen import Seen, overlap, same_classes, seen_before, seen_by, trained_classes, written_classes
 from sosn.tuning import Tuned, tune
 from sosn.typed import annotations, check_options, parse
 
@@ -64,8 +65,10 @@ def evaluate_model(
     method.check_trained()
     settings, recipe = evaluation_settings(trained, overrides)
     bank, settings = open_evaluated(recipe, settings, say)
-    if method.parameter_count() and not settings.runs:  # or there is nothing that could have been trained
-        check_unseen(model, trained, recipe, bank, settings.split)
+    if method.parameter_count():  # or there is nothing that could have been trained
+        check_runs(model) if settings.runs else check_unseen(model, trained, recipe, bank, settings.split)
+    if settings.split == "train" and say:
+        say("split=train: these are classes that models are trained on, so the figure says nothing of new ones")
     return evaluate_with(method, bank, settings, progress), settings
 
 
@@ -110,6 +113,19 @@ def evaluate_with(
             method.to(device), bank, settings.way, settings.shot, settings.query, settings.episodes, settings.seed,
             settings.statistics, progress, settings.within,
         )  # fmt: skip
+
+
+def check_runs(model: str) -> None:
+    """Warn of a model that was trained on characters of the alphabets that Lake et al.'s runs are drawn from."""
+    known = {name for one in seen_by(model) if one.data.name == "omniglot" for name in one.classes}
+    evaluated = {name for name in known if "images_evaluation" in name}
+    if evaluated:
+        warnings.warn(
+            f"{model!r} was trained on {len(evaluated)} classes of the evaluation alphabets, from which these runs are drawn: "
+            "a model trained with data.partition=lake was not",
+            SosnWarning,
+            stacklevel=2,
+        )
 
 
 def check_unseen(model: str, trained: Recipe, recipe: Recipe, bank: Bank, split: str) -> None:
@@ -164,11 +180,11 @@ def tune_model(
     files, labels = list_classes(support)
     name = fitting_model(kind_of_pictures(files)) if model == "auto" else model
     method, recipe = load_with_recipe(name)
-    images = read_pictures(files, method.preprocessing.size, method.preprocessing.channels)
+    images = read_pictures(files, method.preprocessing.source, method.preprocessing.channels)
     names = tuple(dict.fromkeys(labels))
     bank = Bank(images, torch.tensor([names.index(label) for label in labels]), names)
     result = tune(method, bank, steps, seed, progress)
     if result.method is not None:
         tuned = replace(recipe, title=f"{name}, tuned on {len(names)} classes of {support.name}")
-        write_model(out, result.method, tuned.to_table())
+        write_model(out, result.method, tuned.to_table(), [one.to_json() for one in seen_before(name, recipe)])
     return name, result

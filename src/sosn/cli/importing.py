@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sosn.method import Method
     from sosn.recipe import Recipe
+    from sosn.training.seen import Seen
 
 app = typer.Typer(no_args_is_help=True, help="Take over published weights, or the encoder of another model.")
 Out = Annotated[Path, typer.Option(help="Folder for the model, which `sosn eval` and `sosn compare` take.")]
@@ -42,14 +45,17 @@ def frozen(
 ) -> None:
     """The encoder of a model as it is, with the nearest prototype in place of what compares."""
     from sosn.importing import import_frozen
+    from sosn.models import load_with_recipe
+    from sosn.training.seen import seen_before
 
-    _write(out, *import_frozen(model, options or []), as_json)
+    method, recipe = import_frozen(model, options or [])
+    _write(out, method, recipe, as_json, seen_before(model, load_with_recipe(model)[1]))
 
 
-def _write(out: Path, method: "Method", recipe: "Recipe", as_json: bool) -> None:
+def _write(out: Path, method: "Method", recipe: "Recipe", as_json: bool, seen: "Sequence[Seen]" = ()) -> None:
     from sosn.storage import write_model
 
-    write_model(out, method, recipe.to_table())
+    write_model(out, method, recipe.to_table(), [one.to_json() for one in seen])
     if as_json:
         told = {"folder": str(out), "method": method.name, "parameters": method.parameter_count(), "config": method.config}
         typer.echo(json.dumps(told))

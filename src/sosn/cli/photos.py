@@ -72,7 +72,7 @@ def export(
     out: Annotated[Path, typer.Argument(help="Folder for describe.onnx, similarity.onnx and model.json.")],
     as_json: AsJson = False,
 ) -> None:
-    """Write a model as ONNX, checked against PyTorch, for ONNX Runtime and others. Needs the extra sosn[onnx]."""
+    r"""Write a model as ONNX, checked against PyTorch, for ONNX Runtime and others. Needs the extra sosn\[onnx]."""
     from sosn.export import export_onnx
     from sosn.models import calibration_of, load
 

@@ -160,8 +160,10 @@ def alphabets(names: Sequence[str]) -> dict[str, int]:
 def _families(names: Sequence[str], way: int, within: str, called: str) -> Tensor:
     """Which classes belong to each alphabet that has enough of them: (alphabets, classes)."""
     sizes = alphabets(names)
-    if not sizes or max(sizes.values()) < way:
-        largest = f"the largest of {len(sizes)} alphabets has {max(sizes.values())} classes" if sizes else "there are none"
+    if not sizes:
+        raise DataError(f'within="{within}" is for classes that belong to alphabets, and these do not: leave out within')
+    if max(sizes.values()) < way:
+        largest = f"the largest of {len(sizes)} alphabets has {max(sizes.values())} classes"
         raise DataError(
             f'within="{within}" needs an alphabet with {way} classes, and {largest}: lower {called}, or leave out within'
         )

@@ -1,5 +1,6 @@
 """SoSN, the second-order similarity network."""
 
+import math
 import sys
 from collections.abc import Sequence
 from typing import ClassVar, Literal
@@ -16,6 +17,7 @@ from sosn.kernel import enabled
 from sosn.method.base import (
     LossName,
     Method,
+    above_zero,
     at_least,
     batch_norms,
     class_numbers,
@@ -24,7 +26,7 @@ from sosn.method.base import (
 )
 from sosn.permutation import draw_permutations, permute
 from sosn.power_norm import PowerNorm, PowerNormName
-from sosn.precision import full
+from sosn.precision import full, full_precision
 from sosn.preprocessing import Polarity, Preprocessing
 from sosn.relation import Relation, RelationName, stack_pairs
 from sosn.second_order import place_codes, upper_triangle
@@ -43,7 +45,9 @@ class SoSN(Method):
 
     Not the paper's, and off unless asked for: encoder="resnet12"; coordinates, so many codes of a feature's place along either
     side, times coordinate_weight, appended to the feature vectors; mirror, the vectors of the mirror image beside those of the
-    image in evaluation; auxiliary, the weight of a second loss, to tell all training classes apart by their matrices.
+    image in evaluation; detail, the side of training images that were enlarged to input_size; auxiliary, the weight of a second
+    loss, to tell all training classes apart by their matrices; cosine, the weight of the cosine of two matrices' upper
+    triangles, each entry standardised as in training, beside the similarity net's logit.
     """
 
     name: ClassVar[str] = "sosn"
@@ -82,6 +86,8 @@ class SoSN(Method):
         mirror: bool = False,
         auxiliary: float = 0.0,
         classes: int = 0,
+        cosine: float = 0.0,
+        detail: int = 0,
     ) -> None:
         config = constructor_arguments(locals())
         super().__init__()
@@ -95,11 +101,14 @@ class SoSN(Method):
         if features == "linear" and not norm.signed:
             raise UsageError(f"power_norm {power_norm!r} refuses negative co-occurrences, which features='linear' has")
         self.relation = Relation(relation, norm, shift, alpha, trace_normalise)
-        self.preprocessing = Preprocessing(channels, input_size, mean, std, polarity, mean_image)
+        self.preprocessing = Preprocessing(channels, input_size, mean, std, polarity, mean_image, detail)
         self.encoder = build_encoder(
             encoder, channels, encoder_width, input_size, features, resnet12_width, resnet12_pools, resnet12_drop
         )
         at_least(0, coordinates=coordinates)
+        above_zero(coordinate_weight=coordinate_weight)
+        if not 0 <= cosine < math.inf:
+            raise UsageError(f"cosine is {cosine}; the weight is 0 or more")
         self.coordinates, self.coordinate_weight = coordinates, coordinate_weight
         side = encoder_width + 2 * coordinates
         rows = self.relation.side(side)
@@ -109,9 +118,15 @@ class SoSN(Method):
             raise UsageError("eta=None means the number of feature vectors, which mirror doubles in evaluation: give eta")
         if auxiliary < 0 or (auxiliary and classes < 2):
             raise UsageError(f"auxiliary is {auxiliary} with {classes} classes: it is 0 or more, and needs 2 classes or more")
-        self.mirror, self.auxiliary = mirror, auxiliary
+        if cosine and not self.relation.stacked:
+            raise UsageError(
+                f"cosine compares matrices of each side, which relation {relation!r} has not: use average or ranked"
+            )
+        self.mirror, self.auxiliary, self.cosine = mirror, auxiliary, cosine
+        entries = side * (side + 1) // 2
+        self.standardise = nn.BatchNorm1d(entries, affine=False) if cosine else None
         initialise(self)
-        self.classifier = nn.Linear(side * (side + 1) // 2, classes) if auxiliary else None
+        self.classifier = nn.Linear(entries, classes) if auxiliary else None
         self.to(memory_format=torch.channels_last)  # 1.5 times faster on a CPU
 
     def logits(self, episode: Episode, separately: bool = False) -> Tensor:
@@ -139,7 +154,7 @@ class SoSN(Method):
         if self.coordinates:
             height, width = maps.shape[-2:]
             places = self.coordinate_weight * place_codes(height, width, self.coordinates, maps.device)
-            maps = torch.cat((maps, places.to(maps.dtype).expand(len(maps), -1, -1, -1)), 1)
+            maps = torch.cat((maps, places.to(maps.dtype).expand(maps.shape[0], -1, -1, -1)), 1)
         return maps.flatten(2)
 
     def shed(self) -> None:
@@ -154,7 +169,7 @@ class SoSN(Method):
         loss = self.loss_of(self.compare(support, query), episode.labels, name)
         matrices = self.relation.describe_query(torch.cat((support.flatten(0, 2), query.flatten(0, 1))))[:, 0]
         truth = class_numbers(episode, self.classifier.out_features, "auxiliary")
-        return loss + self.auxiliary * F.cross_entropy(full(self.classifier(upper_triangle(matrices))), truth)
+        return loss + self.auxiliary * F.cross_entropy(full(self.classifier(upper_triangle(matrices, isometric=True))), truth)
 
     def compare(self, support: Tensor, query: Tensor) -> Tensor:
         """Feature maps (E, L, Z, K, N) and (E, Q, K, N) → similarity logits (E, Q, L)."""
@@ -168,11 +183,26 @@ class SoSN(Method):
 
     def compare_described(self, support: Tensor, query: Tensor) -> Tensor:
         """What describe gave of classes (E, L, …) and of queries (E, Q, …), a query being one shot → logits (E, Q, L)."""
-        if not enabled():
-            return self._score(stack_pairs(support, query))
-        queries = max(1, self._pairs_at_once(query) // (support.shape[0] * support.shape[1]))
-        parts = query.split(min(queries, query.shape[1]), 1)
-        return torch.cat([self.similarity.pairs(support, part) for part in parts], 1)
+        if enabled():
+            queries = max(1, self._pairs_at_once(query) // (support.shape[0] * support.shape[1]))
+            parts = query.split(min(queries, query.shape[1]), 1)
+            logits = torch.cat([self.similarity.pairs(support, part) for part in parts], 1)
+        else:
+            logits = self._score(stack_pairs(support, query))
+        return logits + self.nearness(support, query) if self.cosine else logits
+
+    @full_precision
+    def nearness(self, support: Tensor, query: Tensor) -> Tensor:
+        """`cosine` times that of standardised matrices, of (E, L, P, S, K, K) and (E, Q, P, S, K, K) the first → (E, Q, L)."""
+        assert self.standardise is not None
+        sides = [upper_triangle(side[:, :, 0, 0]) for side in (support, query)]
+        flat = self.standardise(torch.cat([side.flatten(0, 1) for side in sides]))
+        classes, queries = flat.split([side.shape[0] * side.shape[1] for side in sides])
+        classes, queries = (
+            F.normalize(part, dim=-1).unflatten(0, side.shape[:2]) for part, side in zip((classes, queries), sides, strict=True)
+        )
+        cosines: Tensor = queries @ classes.mT
+        return self.cosine * cosines
 
     def _score(self, pairs: Tensor) -> Tensor:
         flat = pairs.flatten(0, 2)

@@ -130,13 +130,19 @@ class Gap:
     split: str
 
 
+def _comparable(one: Entry, other: Entry, figure: dict[str, Any], against: dict[str, Any]) -> bool:
+    """Whether two figures are of the same episodes, or of data at two sizes, which cannot be the same."""
+    sizes = [entry["recipe"]["data"].get("size") for entry in (one, other)]
+    return bool(figure["fingerprint"] == against["fingerprint"] or sizes[0] != sizes[1])
+
+
 def gap(first: Sequence[Entry], second: Sequence[Entry], measure: Measure, statistics: str = "running") -> Gap | None:
-    """The first row's figure minus the second's, on the same episodes; None where no seed has both."""
+    """The first row's figure minus the second's, on the same episodes unless image sizes differ; None if no seed has both."""
     pairs = []
     for one in first:
         other = next((entry for entry in second if entry["seed"] == one["seed"]), None)
         figures = [find_figure(entry, measure, statistics) for entry in (one, other) if entry]
-        if len(figures) == 2 and figures[0] and figures[1] and figures[0]["fingerprint"] == figures[1]["fingerprint"]:
+        if len(figures) == 2 and other and figures[0] and figures[1] and _comparable(one, other, figures[0], figures[1]):
             pairs.append((figures[0], figures[1]))
     if not pairs:
         return None

@@ -37,12 +37,13 @@ class Row:
     measures: tuple[Measure, ...]
     differs: str = ""  # from the paper, in all rows of the group
     remark: str = ""  # what differs in this row besides
+    beside: str = ""  # label of the paper's row that it stands beside, where that is not its own
     start: str = ""  # id of the row of the table whose run of the same seed gives the first weights
 
     @property
     def headline(self) -> bool:
-        """Whether it stands for the paper's own model, so that several seeds are wanted."""
-        return self.label == "SoSN(⊗)+SigmE"
+        """Whether it is the paper's own model or stands beside it, so that several seeds are wanted."""
+        return (self.beside or self.label) == "SoSN(⊗)+SigmE"
 
     @property
     def name(self) -> str:
@@ -54,7 +55,7 @@ class Row:
         return replace(resolved, title=f"{self.table} {self.id}: {self.label}")
 
     def paper(self, protocol: str) -> Published | None:
-        return published(self.table, self.label, protocol)
+        return published(self.table, self.beside or self.label, protocol)
 
 
 def words(text: str) -> tuple[str, ...]:

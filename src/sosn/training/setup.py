@@ -24,6 +24,8 @@ def build(recipe: Recipe, bank: Bank) -> Method:
     options: dict[str, Any] = {"channels": bank.channels, "input_size": bank.size}
     if "classes" in annotations(kind):  # of those methods that learn to tell the training classes apart
         options["classes"] = len(bank.names)
+    if "detail" in annotations(kind) and wanted.get("input_size", 0) > bank.size:  # its images are enlarged
+        options["detail"] = bank.size
     by_pixel = bool(wanted.get("mean_image"))
     if recipe.data.standardise and "mean" in annotations(kind) and not {"mean", "std"} & wanted.keys():
         mean, std = bank.mean_std()

@@ -1,0 +1,63 @@
+"""Train variants of a recipe one after the other, and write what each reaches on validation classes.
+
+    python benchmarks/variants.py omniglot-20w1s variants.txt --out results/variants-omniglot.json --sizes 20,1,5,100 5,1,15,400
+
+A line of the file is a variant: its name, then key=value words over the recipe. start=@NAME takes the weights of an earlier
+variant. Figures are of val episodes of a seed that chose nothing (way, shot, queries a class and episodes of each --sizes).
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from sosn.device import machine, resolve_device
+from sosn.errors import SosnError
+from sosn.evaluation import evaluate
+from sosn.recipe import load_recipe, override
+from sosn.training import train
+from sosn.training.setup import open_split
+
+SEED = 7
+
+
+def run(recipe_name: str, words: list[str], folder: Path, sizes: list[tuple[int, ...]]) -> dict[str, Any]:
+    """One variant: seconds of training, the last loss, and its figures."""
+    recipe = override(load_recipe(recipe_name), words)
+    result = train(recipe, folder)
+    bank = open_split(recipe, "val").to(resolve_device(recipe.training.device))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+    figures = [evaluate(result.method, bank, *size, seed=SEED).to_json() for size in sizes]
+    return {"seconds": result.seconds, "loss": [line["loss"] for line in lines if "loss" in line][-1], "figures": figures}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe")
+    parser.add_argument("variants", type=Path)
+    parser.add_argument("--runs", type=Path, default=Path("runs/variants"))
+    parser.add_argument("--sizes", nargs="+", default=["5,1,15,600"])
+    parser.add_argument("--out", type=Path, required=True)
+    wanted = parser.parse_args()
+    sizes = [tuple(int(one) for one in size.split(",")) for size in wanted.sizes]
+    rows: list[dict[str, Any]] = []
+    for line in wanted.variants.read_text("utf-8").splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, *words = line.split()
+        told: dict[str, Any] = {"variant": name, "words": words}
+        try:
+            there = [word.replace("start=@", f"start={wanted.runs.absolute()}/") for word in words]
+            told |= run(wanted.recipe, there, wanted.runs / name, sizes)
+        except SosnError as error:  # the others go on
+            told["error"] = str(error)
+        rows.append(told)
+        document = {"recipe": wanted.recipe, "split": "val", "seed": SEED, "machine": machine(), "rows": rows}
+        wanted.out.parent.mkdir(parents=True, exist_ok=True)
+        wanted.out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+        shown = ", ".join(f"{one['way']}w{one['shot']}s {100 * one['accuracy']:.2f}" for one in told.get("figures", []))
+        print(f"{name}: {shown or told.get('error')}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""What only a GPU can show: captured steps, Triton kernels in training, bf16. Skipped elsewhere."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from sosn.bench.contenders import Shape
+from sosn.data import open_bank
+from sosn.evaluation import evaluate
+from sosn.kernel import engine
+from sosn.recipe import Recipe, load_recipe, override
+from sosn.training import Silent, train
+from sosn.training.capture import FREE_STEPS, CapturedStep
+from sosn.training.run import Run
+from sosn.training.trainer import Trainer
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+SMALL = "alphabets=10 characters=6 drawings=8 device=cuda every=20 val_episodes=4 report_episodes=4 val_query=2 recalibrate=2"
+
+
+def recipe(*words: str) -> Recipe:
+    return override(load_recipe("glyphs-5w1s"), [*SMALL.split(), *words])
+
+
+def losses(wanted: Recipe, tmp_path: Path, captured: bool) -> list[float]:
+    trainer = Trainer(wanted, Run(tmp_path / str(captured)), Silent())
+    if not captured:
+        trainer.learn = trainer.take
+    assert isinstance(trainer.learn, CapturedStep) == captured
+    return [trainer.advance().item() for _ in range(FREE_STEPS + 5)]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "optimiser=adamw",
+        "optimiser=sgd learning_rate=0.01",
+        "clip=0.5 schedule=cosine",
+        "auxiliary=0.5",
+        "coordinates=3",
+        "cosine=5",
+        "permutations=2 streams=2",
+        "method=baseline encoder=conv4 model.features=second_order head=nearest",
+    ],
+)
+def test_a_captured_step_trains_as_the_same_step_call_by_call(words: str, tmp_path: Path) -> None:
+    wanted = recipe("steps=20", *words.split())
+    torch.testing.assert_close(losses(wanted, tmp_path, True), losses(wanted, tmp_path, False), rtol=1e-3, atol=1e-4)
+
+
+def test_the_engine_has_the_gradients_of_the_layers_one_by_one() -> None:
+    device = torch.device("cuda")
+    for shape in (Shape(5, 1, 3, 84), Shape(5, 2, 3, 28, 1), Shape(3, 1, 2, 56, permutations=3)):
+        gradients = {}
+        for name in ("plain", "auto"):
+            torch.manual_seed(0)
+            model, episode = shape.model(device).train(), shape.episode(2, device)
+            with engine(name), torch.autocast("cuda", torch.bfloat16):
+                loss = model.loss(episode)
+            loss.backward()
+            gradients[name] = torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None])
+        assert torch.nn.functional.cosine_similarity(gradients["plain"], gradients["auto"], dim=0) > 0.98
+
+
+def test_training_in_half_precision_learns_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    wanted = recipe("steps=60", "precision=bf16", "every=20")
+    whole = train(wanted, tmp_path / "whole")
+    trainer = Trainer(wanted, Run(tmp_path / "broken"), Silent())
+    trainer.run.create(wanted, trainer.contents)
+    for _ in range(30):
+        trainer.advance()
+    trainer.save()
+    resumed = train(wanted, tmp_path / "broken", resume=True)
+    assert whole.evaluation is not None
+    assert resumed.evaluation is not None
+    assert abs(whole.evaluation.accuracy - resumed.evaluation.accuracy) < 0.2
+    assert whole.evaluation.accuracy > 0.3
+
+
+def test_answers_are_those_of_the_plain_layers() -> None:
+    import sosn
+
+    method = sosn.load("glyphs").to("cuda")
+    bank = open_bank("glyphs", "test", alphabets=10, characters=8).to("cuda")
+    plain: list[float] = []
+    for precision, allowed in ((torch.float32, 0.001), (torch.bfloat16, 0.01)):
+        rates = {}
+        for name in ("plain", "auto"):
+            with engine(name), torch.autocast("cuda", precision, enabled=precision != torch.float32):
+                rates[name] = evaluate(method, bank, 5, 1, 10, 100)
+        plain.append(rates["plain"].accuracy)
+        assert abs(rates["plain"].accuracy - rates["auto"].accuracy) <= allowed
+    assert min(plain) > 0.9
