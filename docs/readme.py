@@ -7,6 +7,8 @@ from typing import Any
 
 from scipy import stats
 
+from sosn.reproduce.ledger import interval
+
 ROOT = Path(__file__).parent.parent
 RIVALS = "results/glyphs-rivals.json"
 PREPARE = "results/prepare-cpu.json"
@@ -163,9 +165,9 @@ def _accuracy(figures: dict[str, Any], digits: int) -> str:
 
 
 def _over_seeds(values: list[float], digits: int) -> str:
-    """Mean and 95% confidence interval over a few seeds (Student's t), in percent."""
-    half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
-    return _percent(sum(values) / len(values), half, digits)
+    """Mean and 95% confidence interval over a few seeds (Student's t; none of a single one), in percent."""
+    mean, half = sum(values) / len(values), interval(values)
+    return f"{100 * mean:.{digits}f}" if half is None else _percent(mean, half, digits)
 
 
 def _percent(mean: float, half: float, digits: int) -> str:

@@ -17,6 +17,7 @@ from PIL import Image
 
 import sosn
 from sosn.cli import main
+from sosn.cli.show import wide_console
 from sosn.recipe import shipped
 from test_training import TINY
 
@@ -53,6 +54,12 @@ def test_help_imports_nothing_heavy() -> None:
     assert result.returncode == 0, result.stderr
     for command in ("demo", "train", "eval", "compare", "import", "models", "recipes", "classify", "export", "tune"):
         assert command in result.stdout
+
+
+def test_wide_tables_are_not_broken_in_a_file(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    wide_console().print("word " * 39)
+    assert capsys.readouterr().out.count("\n") == 1
 
 
 def test_training_then_evaluating_gives_the_same_figure_to_the_last_digit(cli: Cli) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 import sosn
 from sosn.kind import choose_model, kind_of
 from sosn.models import shipped_models
-from sosn.pictures import read_picture
+from sosn.pictures import LOOKED_AT, Picture, kind_of_pictures, read_picture
 
 
 def _tones(channels: int) -> Tensor:
@@ -44,6 +44,18 @@ def test_the_majority_decides() -> None:
     paper = torch.full((5, 3, 64, 64), 250, dtype=torch.uint8)
     assert kind_of(torch.cat((paper, _tones(3)[:4]))) == "drawings"
     assert kind_of(torch.cat((paper[:3], _tones(3)[:4]))) == "photos"
+
+
+def test_the_kind_of_many_pictures_is_that_of_a_few_from_all_over_the_list() -> None:
+    drawing, photo = torch.full((3, 64, 64), 250, dtype=torch.uint8), _tones(3)[0]
+    unread: Picture = "no such file.png"  # reading it would be an error
+    assert LOOKED_AT == 32
+    assert kind_of_pictures([drawing]) == "drawings"
+    assert kind_of_pictures([drawing, photo] * 16) == "photos"  # all 32 are looked at: half is no majority
+    assert kind_of_pictures([drawing, unread] * 16 + [drawing]) == "drawings"  # of 33 every second
+    assert kind_of_pictures([drawing, unread, unread, unread] * 25) == "drawings"
+    assert kind_of_pictures([drawing] * 40 + [photo] * 60) == "photos"
+    assert kind_of_pictures([drawing] * 60 + [photo] * 40) == "drawings"
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,23 @@
 """Ranks of matrices and repeated textures, against hand computations."""
 
 import math
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
-from sosn.data import Bank
+from sosn.data import Bank, EpisodeSampler
+from sosn.episode import Episode
 from sosn.errors import UsageError
+from sosn.evaluation import draw_indices
 from sosn.method import PrototypicalNet, SoSN
 from sosn.power_norm import sigme
+from sosn.reproduce import bursts
 from sosn.reproduce.bursts import burstiness, cover, moved, repeat_patch, repeat_vector, tile
 from sosn.reproduce.ranks import effective_rank, rank, ranks
-from sosn.second_order import autocorrelation
+from sosn.second_order import autocorrelation, trace_normalise
 
 
 @pytest.fixture
@@ -49,6 +54,29 @@ def test_a_matrix_of_n_vectors_has_at_most_rank_n_and_larger_images_have_more(ba
     assert again[0]["rank"] == again[0]["normalised_rank"]
     with pytest.raises(UsageError, match="the model is 'prototypical'"):
         ranks(PrototypicalNet(channels=1, input_size=28), bank, (28,), 2, 0)
+
+
+def test_ranks_are_those_of_the_plain_and_of_the_normalised_matrices_in_evaluation(bank: Bank) -> None:
+    torch.manual_seed(0)
+    method = SoSN(channels=1, input_size=28, encoder_width=46, eta=50.0)
+    with torch.no_grad():
+        maps = method.eval().encode(bank.images).double()
+    plain = trace_normalise(autocorrelation(maps))
+    told = ranks(method.train(), bank, (28,), len(bank), seed=0)[0]
+    assert told["rank"] == pytest.approx(rank(plain).double().mean().item())
+    assert told["effective_rank"] == pytest.approx(effective_rank(plain).mean().item(), rel=1e-4)
+    wanted = effective_rank(sigme(plain, 50.0)).mean().item()
+    assert told["normalised_effective_rank"] == pytest.approx(wanted, rel=1e-4)
+    assert abs(wanted - told["effective_rank"]) > 0.1
+
+
+def test_the_share_of_full_rank_is_that_of_matrices_without_a_zero_eigenvalue(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = SoSN(channels=1, input_size=28)
+    monkeypatch.setattr(method, "encode", lambda images: torch.stack(3 * [torch.eye(64)] + [torch.ones(64, 64)]))
+    told = ranks(method, bank, (28,), 4, seed=0)[0]
+    assert (told["rank"], told["full_rank"]) == ((3 * 64 + 1) / 4, 0.75)
 
 
 def _square(before: Tensor, after: Tensor) -> tuple[slice, slice]:
@@ -110,6 +138,74 @@ def test_burstiness_tells_how_far_descriptors_move_with_the_norm_and_without(ban
     assert told["one feature vector, 25% of all"]["descriptor"] < told["one feature vector, 50% of all"]["descriptor"]
     with pytest.raises(UsageError, match="not on 'prototypical'"):
         burstiness(PrototypicalNet(channels=1, input_size=28), bank, 5, 1, 2, 4, 0)
+
+
+def _tiny() -> SoSN:
+    torch.manual_seed(3)
+    return SoSN(channels=1, input_size=28, encoder_width=46)
+
+
+def test_burstiness_is_that_of_scores_in_evaluation_in_units_of_their_deviation(bank: Bank) -> None:
+    method = _tiny().eval()
+    sampler = EpisodeSampler(bank, 5, 1, 2)
+    episode = sampler.episode(*draw_indices(sampler, 12, 0))
+    support, query = episode.support.float() / 255, tile(episode.query.flatten(0, 1), 2).view(episode.query.shape)
+    with torch.no_grad():
+        before, after = method(episode).double(), method(Episode(support, query)).double()
+    told = {one["change"]: one for one in burstiness(_tiny().train(), bank, 5, 1, 2, 12, 0)}["tiled 2×2"]
+    truth = torch.arange(5).repeat_interleave(2)
+    right, still = ((scores.argmax(-1) == truth).double().mean().item() for scores in (before, after))
+    assert told["score"] == pytest.approx(((after - before).abs().mean() / before.std()).item(), rel=1e-3)
+    assert told["answers"] == pytest.approx((after.argmax(-1) != before.argmax(-1)).double().mean().item())
+    assert told["accuracy"] == pytest.approx(still)
+    assert told["lost"] == pytest.approx(right - still)
+
+
+def test_a_patch_and_its_control_share_their_places_and_others_have_their_own(
+    bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places: dict[str, list[list[int]]] = {}
+
+    def watched(name: str) -> bursts.Change:
+        def change(images: Tensor, random: torch.Generator) -> Tensor:
+            places.setdefault(name, []).append(torch.randint(1000, (8,), generator=random).tolist())
+            return images
+
+        return change
+
+    monkeypatch.setattr(bursts, "IMAGE_CHANGES", {name: watched(name) for name in bursts.IMAGE_CHANGES})
+    monkeypatch.setattr(bursts, "AT_ONCE", 2)
+    for seed in (0, 1):
+        burstiness(_tiny(), bank, 5, 1, 2, 4, seed)
+    assert places["patch 2×2"] == places["covered 2×2"]
+    assert places["patch 3×3"] == places["covered 3×3"]
+    every = [place for name in ("patch 2×2", "patch 3×3") for place in places[name]]
+    assert len({tuple(place) for place in every}) == 8  # two seeds of two batches of each
+
+
+def test_figures_of_a_change_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two episodes of two queries. In the first the queries change places, and both answers are wrong after it."""
+    one, other = 2 * torch.eye(2), torch.diag(torch.tensor([1.0, 0]))
+    maps, changed = torch.stack((one, other, one, other)), torch.stack((other, one, one, other))
+    before = torch.tensor([[[0.9, 0.1], [0.2, 0.8]], [[0.3, 0.6], [0.5, 0.7]]])
+    after = torch.tensor([[[0.4, 0.5], [0.7, 0.6]], [[0.3, 0.4], [0.5, 0.9]]])
+    monkeypatch.setattr(bursts, "_scores", lambda method, support, these: before if these is maps else after)
+    method: Any = SimpleNamespace(relation=SimpleNamespace(describe_query=lambda these: these, shift=0.0))
+    told = bursts._figures(cast(SoSN, method), torch.empty(0), torch.tensor([0, 1]), maps, changed)
+    root = math.sqrt
+    wanted = {
+        "descriptor": [(root(5 / 8) + root(5)) / 2, 0],  # ‖(1, 2)‖ beside ‖(2, 2)‖ and ‖(1, 0)‖
+        "descriptor_share": [1, 0],
+        "unnormalised": [(1 + root(1 / 2)) / 2, 0],  # from (½, ½) to (1, 0), and back
+        "unnormalised_share": [1, 0],
+        "score": [(0.5 + 0.4 + 0.5 + 0.2) / 4, (0.2 + 0.2) / 4],
+        "answers": [1, 0],
+        "accuracy": [0, 0.5],
+        "lost": [1, 0],
+    }
+    assert list(told) == list(wanted)
+    for name, values in wanted.items():
+        assert told[name].tolist() == pytest.approx(values, rel=1e-4), name
 
 
 def test_a_repeated_vector_moves_the_plain_matrix_and_leaves_a_saturated_one() -> None:

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from sosn.cli.app import app
 from sosn.errors import DataError, UsageError
-from sosn.reproduce import claims, mini_imagenet, omniglot
+from sosn.recipe import Recipe, load_recipe, override
+from sosn.reproduce import claims, mini_imagenet, omniglot, running
 from sosn.reproduce.ledger import gap, of_row, read_entry, read_ledger, same_recipe, summarise
 from sosn.reproduce.paper import MINI_IMAGENET, OMNIGLOT, ahead
 from sosn.reproduce.row import Measure, Row, changes
@@ -321,6 +322,27 @@ def test_the_ledger_takes_rows_as_they_are_planned_alone(tmp_path: Path, monkeyp
     assert same_recipe(result.entries[0], small)
 
 
+def test_the_estimate_is_that_of_steps_and_of_scoring_at_a_third_of_their_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[int] = []
+
+    def half_a_second(recipe: Recipe) -> float:
+        timed.append(recipe.training.steps)
+        return 0.5
+
+    monkeypatch.setattr(running, "_step_seconds", half_a_second)
+    words = "alphabets=10 characters=3 drawings=6 every=30 val_episodes=10 val_query=2".split()
+    recipe = override(load_recipe("glyphs-5w1s"), words)  # a step scores 3 episodes × 5 classes × 5 queries = 75 pairs
+    long, short = (override(recipe, more.split()) for more in ("steps=100 report_episodes=20", "steps=40 report_episodes=25"))
+    # 4 validations × 10 + 20 episodes × 5 × 10 pairs, and 600 more: 48 steps' worth, which count as 16: (100 + 16) × 0.5 s
+    assert running.estimate([(long, 600)]) == "about 58 seconds on this machine"
+    # 2 × 10 + 25 episodes × 50 pairs: 30 steps' worth, which count as 10: (40 + 10) × 0.5 s more
+    assert running.estimate([(long, 600), (short, 0)]) == "about 83 seconds on this machine"
+    assert timed == [100, 100]  # one of a kind
+    wide = override(recipe, ["way=1000"])
+    assert running.estimate([(wide, 0), (short, 0)]) == "about 25 seconds on this machine"
+    assert running.estimate([(wide, 0)]) == "none of them can be filled"
+
+
 def test_a_row_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
     source, rate = characters(tmp_path / "source"), "learning_rate=1e30"
     result = reproduce_rows("omniglot", tmp_path / "runs", Options([SIGME], (0, 1), [*CPU, rate], quick=True, data=source))
@@ -370,11 +392,24 @@ def test_the_command_lists_rows_and_claims_without_running(tmp_path: Path) -> No
     assert "mini-imagenet/ranked-5w5s" in listed
 
 
+def test_the_list_says_what_a_row_starts_from() -> None:
+    run: Callable[[str], str] = lambda words: CliRunner().invoke(app, ["reproduce", *words.split()]).stdout  # noqa: E731
+    for table, protocol in (("mini-imagenet", "5w5s"), ("omniglot", "20w1s")):
+        first, second = f"sosn train {table}-best-pretrain", f"sosn train {table}-best-{protocol}"
+        shown = [line.strip() for line in run(f"{table} --list --rows best-{protocol}").splitlines()]
+        assert shown[1:3] == [first, f"{second} start=runs/{table}-best-pretrain"]
+        assert "1 rows" in shown[3]
+        listed = {row["row"]: row["start"] for row in json.loads(run(f"{table} --list --json"))}
+        assert listed[f"best-{protocol}"] == "best-pretrain"
+        assert listed["best-pretrain"] == ""
+
+
 def test_words_that_mean_nothing_are_refused() -> None:
     for words, message in (
         ("omniglo", "there is no table 'omniglo', did you mean 'omniglot'"),
         ("omniglot fast", "'fast' is no key=value"),
-        ("omniglot --list --rows sigme-vinyals", "no row fits 'sigme-vinyals'"),
+        ("omniglot --list --rows sigme-vinyals", "no id fits 'sigme-vinyals'"),
+        ("claims --list --rows sigmoid", "no id fits 'sigmoid'"),
         ("open-mic-1 --rows p1", "open-mic-1 is run whole"),
     ):
         result = CliRunner().invoke(app, ["reproduce", *words.split()])

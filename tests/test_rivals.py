@@ -1,5 +1,6 @@
 """Every rival against its formula written out in loops, and what holds of all of them."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,16 @@ LOSSES = {
     "cross_entropy": reference.cross_entropy,
     "binary_cross_entropy": balanced_binary_cross_entropy,
 }
+
+
+@pytest.mark.parametrize("way", [1, 2, 5])
+def test_same_and_different_pairs_weigh_the_same_in_binary_cross_entropy(way: int) -> None:
+    """Same pairs have logit log 3 (p = ¾), different ones log 4 (p = ⅘): ½ log 4⁄3 + ½ log 5, at any number of classes."""
+    labels = torch.arange(2 * way).view(2, way) % way
+    same = nn.functional.one_hot(labels, way) == 1
+    logits = torch.where(same, math.log(3), math.log(4)).double()
+    wanted = math.log(4 / 3) / 2 + (math.log(5) / 2 if way > 1 else 0)
+    assert make("siamese").loss_of(logits, labels, "binary_cross_entropy").item() == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("shot", [1, 2])

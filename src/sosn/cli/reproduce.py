@@ -41,7 +41,7 @@ def reproduce(
     from sosn.reproduce.table import TABLES, Options, reproduce_rows
     from sosn.spelling import nearest
 
-    overrides, patterns, numbers = _sorted(words or [], rows, seeds)
+    overrides, patterns, numbers = _split_words(words or [], rows, seeds)
     if table in OPEN_MIC:
         if patterns or numbers or listing or ledger:
             raise UsageError(f"{table} is run whole: --rows, --seeds, --list and --ledger are for {', '.join(TABLES)}")
@@ -69,7 +69,9 @@ def reproduce(
         _print_json(result.to_json()) if as_json else _show_rows(result, quick)
 
 
-def _sorted(words: Sequence[str], rows: list[str] | None, seeds: list[int] | None) -> tuple[list[str], list[str], list[int]]:
+def _split_words(
+    words: Sequence[str], rows: list[str] | None, seeds: list[int] | None
+) -> tuple[list[str], list[str], list[int]]:
     """Overrides, patterns and seeds: further words after --rows and --seeds arrive among the overrides."""
     from sosn.errors import UsageError
 
@@ -117,22 +119,33 @@ def _list(table: str, patterns: list[str], as_json: bool) -> None:
 
 
 def _show_plan(table: str, rows: "Sequence[Row]") -> None:
-    """The rows, the episodes each is trained on, the paper's figures, and the recipe."""
+    """The rows, the episodes each is trained on, the paper's figures, and the commands that train it by hand."""
     for row in rows:
         recipe = row.resolve(0)
         episodes = recipe.training.steps * recipe.episodes.episodes_per_step
         protocols = dict.fromkeys(measure.protocol for measure in row.measures)
         paper = ", ".join(f"{protocol} {figure}" for protocol in protocols if (figure := row.paper(protocol)))
         typer.echo(f"{row.id}  {row.label}  {episodes:,} episodes{f'  paper: {paper}' if paper else ''}")
-        typer.echo(f"    sosn train {' '.join((row.recipe, *row.words))}")
+        for command in _commands(row):
+            typer.echo(f"    {command}")
     typer.echo(f"{len(rows)} rows; `sosn reproduce {table} --rows PATTERN --seeds 0 1 2` runs some of them")
+
+
+def _commands(row: "Row") -> list[str]:
+    """What trains a row by hand, in the folders that `sosn train` chooses: the rows that it starts from come first."""
+    from sosn.reproduce.table import started_from
+
+    commands: list[str] = []
+    start: list[str] = []
+    for one in (*started_from(row), row):
+        commands.append(" ".join(("sosn train", one.recipe, *one.words, *start)))
+        start = [f"start=runs/{one.recipe}"]
+    return commands
 
 
 def _show_rows(result: "Reproduction", quick: bool) -> None:
     """The paper's figure and ours, a line for each figure of each row."""
-    from rich.console import Console
-
-    from sosn.cli.show import new_table
+    from sosn.cli.show import new_table, wide_console
     from sosn.reproduce.ledger import summarise
 
     note = ": quick, so ours is no result" if quick else ""
@@ -145,8 +158,7 @@ def _show_rows(result: "Reproduction", quick: bool) -> None:
                 paper = row.paper(measure.protocol)
                 cells = (measure.protocol, measure.split, str(paper or ""), _percent(running), _percent(batch))
                 table.add_row(row.id, *cells, str(len(running.seeds)))
-    out = Console(highlight=False)
-    (out if out.is_terminal else Console(highlight=False, width=200)).print(table)
+    wide_console().print(table)
     _show_reasons(result.entries, result.skipped)
 
 
@@ -158,11 +170,9 @@ def _show_reasons(entries: "list[Entry]", skipped: dict[str, str]) -> None:
 
 def _show_claims(result: "Claimed", quick: bool) -> None:
     """Each claim, the paper's differences beside ours, and what the experiments gave."""
-    from rich.console import Console
+    from sosn.cli.show import new_table, wide_console
 
-    from sosn.cli.show import new_table
-
-    out = Console(highlight=False, width=None if Console().is_terminal else 200)
+    out = wide_console()
     if quick:
         out.print("quick, so ours is no result")
     for claim in result.claims:

@@ -121,11 +121,10 @@ def new_table(title: str, *columns: str) -> Table:
     return table
 
 
-def _print_wide(*tables: Table) -> None:
-    """Tables of paths, as wide as the terminal; a file has no edge to break lines at."""
+def wide_console() -> Console:
+    """Standard output for wide tables: as wide as the terminal; a file has no edge to break lines at."""
     out = Console(highlight=False)
-    for table in tables:
-        (out if out.is_terminal else Console(highlight=False, width=200)).print(table)
+    return out if out.is_terminal else Console(highlight=False, width=200)
 
 
 def show_models(cards: dict[str, dict[str, Any]]) -> None:
@@ -164,7 +163,9 @@ def show_comparison(rows: "list[Row]", settings: "EvaluationSettings") -> None:
         right.add_row(escape(row.model), row.method, str(row.evaluation), difference, p_value)
         figures = (f"{row.parameters:,}", f"{row.mflops:,.0f}", f"{row.episodes_per_second:.1f}")
         cost.add_row(escape(row.model), *figures, ", ".join(marks))
-    _print_wide(right, cost)
+    out = wide_console()
+    out.print(right)
+    out.print(cost)
 
 
 def show_answers(told: "list[Classified]") -> None:
@@ -177,7 +178,7 @@ def show_answers(told: "list[Classified]") -> None:
         _, *others = sorted(one.answer.probabilities.items(), key=lambda pair: -pair[1])
         second = f"{escape(str(others[0][0]))} {100 * others[0][1]:.0f}%" if others else ""
         table.add_row(escape(one.image), answer, f"{100 * one.answer.probability:.0f}%", second)
-    _print_wide(table)
+    wide_console().print(table)
 
 
 def show_datasets(found: list[dict[str, Any]], forms: dict[str, str]) -> None:

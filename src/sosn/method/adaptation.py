@@ -22,6 +22,11 @@ def chain(encoder: Encoder) -> nn.Sequential:
     return encoder.blocks
 
 
+def check_chain(encoder: Encoder) -> None:
+    """Refuse an encoder that is no chain of blocks, before anything is trained."""
+    chain(encoder)
+
+
 def for_each_episode(function: Callable[..., Any], *batches: Tensor) -> Any:
     """function of each episode's tensors, vectorised over the first axis of all of them.
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from sosn.encoder import EncoderName
 from sosn.episode import Episode
 from sosn.errors import UsageError
-from sosn.method.adaptation import Weights, chain, classify_with, descend, for_each_episode, start
+from sosn.method.adaptation import Weights, chain, check_chain, classify_with, descend, for_each_episode, start
 from sosn.method.base import above_zero, at_least, constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
 from sosn.preprocessing import Polarity
@@ -59,7 +59,7 @@ class MAML(SoftmaxMethod):
             raise UsageError(f"head is {head!r}; choose learned or shared")
         self.shared, self.outputs, self.first_order = head == "shared", outputs, first_order
         self.inner_steps, self.test_steps, self.rate = inner_steps, test_steps, inner_rate
-        chain(self.encoder)  # or it is refused
+        check_chain(self.encoder)
         self.head = nn.Linear(self.features, 1 if self.shared else outputs)
 
     def encode(self, images: Tensor) -> Tensor | None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from sosn.encoder import EncoderName
 from sosn.episode import Episode
 from sosn.errors import UsageError
-from sosn.method.adaptation import Weights, chain, descend, for_each_episode, run_with, running_moments, start
+from sosn.method.adaptation import Weights, chain, check_chain, descend, for_each_episode, run_with, running_moments, start
 from sosn.method.base import above_zero, at_least, constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
 from sosn.metric import nearness
@@ -54,7 +54,7 @@ class MatchingNet(SoftmaxMethod):
         at_least(0, fine_tune_steps=fine_tune_steps)
         above_zero(scale=scale, fine_tune_rate=fine_tune_rate)
         if fine_tune_steps:
-            chain(self.encoder)  # or it is refused
+            check_chain(self.encoder)
         self.scale, self.fine_tune_steps, self.fine_tune_rate = scale, fine_tune_steps, fine_tune_rate
         self.context = FullContext(self.features, context_steps) if full_context else None
         self.adapts = fine_tune_steps > 0

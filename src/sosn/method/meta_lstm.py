@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from sosn.encoder import EncoderName
 from sosn.episode import Episode
 from sosn.errors import UsageError
-from sosn.method.adaptation import Weights, chain, classify_with, for_each_episode, start
+from sosn.method.adaptation import Weights, chain, check_chain, classify_with, for_each_episode, start
 from sosn.method.base import at_least, constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
 from sosn.precision import full, full_precision
@@ -57,7 +57,7 @@ class MetaLSTM(SoftmaxMethod):
         if not 0 < initial_rate < 1:
             raise UsageError(f"initial_rate is {initial_rate}; it must lie between 0 and 1")
         self.outputs, self.steps = outputs, inner_steps
-        chain(self.encoder)  # or it is refused
+        check_chain(self.encoder)
         self.head = nn.Linear(self.features, outputs)
         self.watch = nn.LSTMCell(4, hidden)
         self.keep, self.rate = nn.Linear(hidden + 2, 1), nn.Linear(hidden + 2, 1)  # of (h, θ, the gate's last value)

@@ -94,7 +94,7 @@ def row_json(row: Row) -> dict[str, Any]:
     }
     return {
         "row": row.id, "group": row.group, "label": row.label, "recipe": row.recipe, "overrides": list(row.words),
-        "paper": figures, "differs": row.differs, "remark": row.remark,
+        "start": row.start, "paper": figures, "differs": row.differs, "remark": row.remark,
     }  # fmt: skip
 
 
@@ -109,11 +109,11 @@ Chosen = TypeVar("Chosen", bound=Named)
 
 
 def select(rows: Sequence[Chosen], patterns: Sequence[str]) -> tuple[Chosen, ...]:
-    """Rows whose id fits one of the shell patterns, all if there are none. A pattern that fits nothing is refused."""
+    """Rows or claims whose id fits one of the shell patterns, all if there are none. A pattern that fits none is refused."""
     names = [row.id for row in rows]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise UsageError(f"no row fits {pattern!r}{nearest(pattern, names)}: --list shows the rows")
+            raise UsageError(f"no id fits {pattern!r}{nearest(pattern, names)}: --list shows them all")
     return tuple(row for row in rows if not patterns or any(fnmatchcase(row.id, pattern) for pattern in patterns))
 
 
@@ -123,7 +123,7 @@ def plan(rows: Sequence[Row], out: Path, wanted: Options) -> list[Job]:
         if word.partition("=")[0] in ("seed", "way", "shot", "episodes.way", "episodes.shot"):
             raise UsageError(f"{word!r} cannot be set: rows have their own way and shot, and --seeds gives the seeds")
     jobs = []
-    for row in dict.fromkeys(one for wish in rows for one in (*_started_from(wish), wish)):
+    for row in dict.fromkeys(one for wish in rows for one in (*started_from(wish), wish)):
         for seed in dict.fromkeys(wanted.seeds):
             start = [f"start={_folder(out, row.table, row.start, seed).absolute()}"] if row.start else []
             jobs.append(Job(row, row.resolve(seed, [*wanted.words, *start]), _folder(out, row.table, row.id, seed)))
@@ -134,12 +134,12 @@ def _folder(out: Path, table: str, row: str, seed: int) -> Path:
     return out / table / f"{row}-seed{seed}"
 
 
-def _started_from(row: Row) -> list[Row]:
+def started_from(row: Row) -> list[Row]:
     """The rows that must be trained before this one, in order."""
     if not row.start:
         return []
     first = next(one for one in TABLES[row.table] if one.id == row.start)
-    return [*_started_from(first), first]
+    return [*started_from(first), first]
 
 
 def reproduce_rows(table: str, out: Path, wanted: Options, progress: Progress | None = None) -> Reproduction:
