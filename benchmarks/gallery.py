@@ -82,6 +82,7 @@ def main() -> None:
     document = {
         "what": f"one picture a class of {wanted.data}, classes of training included; model {wanted.model}",
         "index": "exact product" if find_spec("faiss") is None else "FAISS, flat",
+        "queries": wanted.queries,
         "machine": machine(),
         "rows": rows,
     }

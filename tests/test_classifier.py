@@ -301,6 +301,14 @@ def test_scikit_learn_s_own_checks_of_the_constructor_pass() -> None:
         getattr(checks, name)("FewShotClassifier", FewShotClassifier())
 
 
+def test_scikit_learn_checks_what_applies_to_an_estimator_of_images_and_finds_it_right() -> None:
+    """Of estimators that say they take no tables, check_estimator asks less; the checks above are asked for by name."""
+    checks = pytest.importorskip("sklearn.utils.estimator_checks")
+    told = checks.check_estimator(FewShotClassifier("glyphs"), on_fail=None, on_skip=None)
+    assert told
+    assert {one["status"] for one in told} == {"passed"}
+
+
 @pytest.mark.parametrize("name", "relation_net prototypical matching siamese deep_bdc covamnet nearest_prototype".split())
 def test_rivals_answer_through_the_same_classifier(name: str) -> None:
     torch.manual_seed(0)

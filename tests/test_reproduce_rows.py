@@ -420,10 +420,11 @@ def test_words_that_mean_nothing_are_refused() -> None:
 # The ledger's arithmetic
 
 
-def entry(row: str, seed: int, accuracy: float, ci95: float = 0.01, fingerprint: str = "f", **more: Any) -> dict[str, Any]:
+def entry(row: str, seed: int, accuracy: float, ci95: float = 0.01, fingerprint: str = "f", size: int = 84) -> dict[str, Any]:
     figure = {"split": "val", "protocol": "5w1s", "way": 5, "shot": 1, "query": 15, "statistics": "running"}
     figure |= {"accuracy": accuracy, "ci95": ci95, "fingerprint": fingerprint}
-    return {"table": "mini-imagenet", "row": row, "seed": seed, "figures": [figure], **more}
+    recipe = {"data": {"size": size}}
+    return {"table": "mini-imagenet", "row": row, "seed": seed, "figures": [figure], "recipe": recipe}
 
 
 VAL = Measure("val", 5, 1, 15)
@@ -454,3 +455,7 @@ def test_a_gap_is_over_seeds_that_both_rows_have_on_the_same_episodes() -> None:
     assert alone is not None
     assert alone.ci95 == pytest.approx(math.hypot(0.01, 0.01))
     assert gap(first, [], VAL) is None
+    larger = [entry("c", 2, 0.7, fingerprint="of larger images", size=224)]
+    of_sizes = gap(larger, first, VAL)  # whose episodes cannot have the same pixels
+    assert of_sizes is not None
+    assert of_sizes.mean == pytest.approx(0.1)
