@@ -8,7 +8,7 @@ demo: .venv/.installed
 	$(BIN)/sosn demo
 
 test: .venv/.tested
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 lint: .venv/.tested
 	$(BIN)/ruff check .
