@@ -89,7 +89,7 @@ def test_the_command_writes_a_model_that_classify_takes(cli: Cli, bank: Bank, tm
         folder.mkdir(parents=True)
         for place, image in enumerate(bank.class_images(name)):
             Image.fromarray(255 - image[0].numpy()).save(folder / f"{place}.png")
-    code, out, err = cli("tune", "--support", "support", "--steps", str(STEPS), "--json")
+    code, out, err = cli("tune", "--support", "support", "--model", "glyphs", "--steps", str(STEPS), "--json")
     assert code == 0, err
     told = json.loads(out)
     assert told["kept"]
