@@ -5,10 +5,14 @@ import io
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
 import sosn
+from sosn.answering import expectation
+from sosn.classifier import FewShotClassifier
+from sosn.models import shipped_models
 from test_cli import Cli, cli
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -116,3 +120,12 @@ def test_what_makes_no_sense_is_said(cli: Cli, drawings: Path, tmp_path: Path) -
         assert found == code, err
         assert message in err
         assert out == ""
+
+
+def test_of_photos_it_says_what_to_expect_and_what_would_be_stronger() -> None:
+    photos = list(np.random.default_rng(0).integers(0, 256, (2, 84, 84, 3), dtype=np.uint8))
+    said = expectation(FewShotClassifier().fit(photos, ["a", "b"]))
+    assert f"right on {100 * shipped_models()['mini-imagenet']['accuracy']:.0f}% of queries in 5-way 1-shot" in said
+    for choice in ("More images", "sosn tune", "timm:NAME"):
+        assert choice in said
+    assert "not trained on photos" in expectation(FewShotClassifier("omniglot").fit(photos, ["a", "b"]))

@@ -107,4 +107,6 @@ def expectation(classifier: FewShotClassifier) -> str:
         words.append("Its probabilities are not calibrated: their order counts, not their size.")
     if min(counts) < 5:
         words.append("More images of each class help most.")
+    if classifier.kind_ == "photos":
+        words.append("Stronger on photos: `sosn tune` where there are some tens of each class, or --encoder timm:NAME.")
     return " ".join(words)
