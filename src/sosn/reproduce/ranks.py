@@ -8,7 +8,7 @@ from torch import Tensor
 from sosn.data import Bank
 from sosn.errors import UsageError
 from sosn.method import Method, SoSN
-from sosn.second_order import autocorrelation
+from sosn.second_order import autocorrelation, trace_normalise
 from sosn.seeding import generator
 
 TOLERANCE = 1e-6  # an eigenvalue below this share of the largest counts as 0
@@ -45,8 +45,7 @@ def ranks(method: Method, bank: Bank, sizes: tuple[int, ...], images: int, seed:
             method.preprocessing.size = size
             parts = [method.encode(part.to(method.device)) for part in bank.images[rows].split(64)]
             maps = torch.cat(parts).double()
-            matrices = autocorrelation(maps, method.relation.shift)
-            matrices /= matrices.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None].clamp_min(1e-12)
+            matrices = trace_normalise(autocorrelation(maps, method.relation.shift))
             normalised = method.relation.power_norm(matrices, maps.shape[-1])
             numbers = rank(matrices).double()
             results.append(
