@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 import reference
-from sosn.encoder import Conv4
+from sosn.encoder import Conv4, build_encoder
+from sosn.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -17,18 +18,29 @@ def test_the_published_encoder_has_113_088_parameters_in_colour(channels: int, p
 
 @pytest.mark.parametrize(("image", "side"), [(28, 5), (84, 19), (224, 54), (10, 1)])
 def test_image_sizes_give_the_published_map_sizes(image: int, side: int) -> None:
-    assert Conv4.map_side(image) == side
+    assert Conv4().map_side(image) == side
     assert Conv4().eval()(torch.rand(1, 3, image, image)).shape == (1, 64, side, side)
 
 
-@pytest.mark.parametrize("image", range(10, 40))
-def test_map_side_is_the_side_of_the_map(image: int) -> None:
-    encoder = Conv4(channels=1, width=2).eval()
-    assert encoder(torch.rand(1, 1, image, image)).shape[-1] == Conv4.map_side(image)
+@pytest.mark.parametrize(("pools", "least"), [(2, 10), (3, 14), (4, 22)])
+def test_map_side_is_the_side_of_the_map(pools: int, least: int) -> None:
+    encoder = Conv4(channels=1, width=2, pools=pools).eval()
+    assert encoder.map_side(least - 1) < 1
+    for image in range(least, 60):
+        assert encoder(torch.rand(1, 1, image, image)).shape[-1] == encoder.map_side(image) > 0
+
+
+def test_later_blocks_can_pool_too_and_no_more_than_there_are() -> None:
+    assert [Conv4(pools=pools).map_side(84) for pools in (2, 3, 4)] == [19, 9, 4]
+    for pools in (1, 5):
+        with pytest.raises(UsageError, match=f"conv4_pools is {pools}; 2, 3 or 4"):
+            Conv4(pools=pools)
+    with pytest.raises(UsageError, match="conv4 needs images of 22 pixels"):
+        build_encoder("conv4", 3, 64, 21, conv4_pools=4)
 
 
 def test_an_image_of_9_pixels_has_no_map() -> None:
-    assert Conv4.map_side(9) < 1
+    assert Conv4().map_side(9) < 1
 
 
 def test_the_width_is_the_number_of_features() -> None:

@@ -183,3 +183,35 @@ def test_resnet12_is_averaged_over_positions_unless_told_otherwise() -> None:
 def test_options_that_make_no_sense_are_refused(settings: dict[str, str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         make("baseline", **settings)
+
+
+@pytest.mark.parametrize("name", ["baseline", "baseline++"])
+def test_standard_scores_are_what_is_classified_and_compared(name: str) -> None:
+    options = {"encoder": "conv4", "features": "second_order", "head": "nearest", "input_size": 28}
+    method, tasks = make(name, **options, standard_scores=True), episode(2)
+    plain = make(name, **options)
+    assert isinstance(method, Baseline)
+    assert isinstance(plain, Baseline)
+    assert method.standardise is not None
+    plain.load_state_dict({key: value for key, value in method.state_dict().items() if not key.startswith("standardise")})
+    support, query = (plain.describe(maps) for maps in plain.maps(tasks))
+    vectors = torch.cat((support.flatten(0, 2), query.flatten(0, 1)))
+    scores = (vectors - vectors.mean(0)) / (vectors.var(0, correction=0) + method.standardise.eps).sqrt()
+    assert tasks.labels is not None
+    assert tasks.classes is not None
+    truth = torch.cat(
+        (tasks.classes.repeat_interleave(support.shape[2], 1).flatten(), tasks.classes.gather(1, tasks.labels).flatten())
+    )
+    method.train()
+    expected = F.cross_entropy(plain.classify(scores), truth)
+    assert method.loss(tasks, "cross_entropy").item() == pytest.approx(expected.item(), rel=1e-6)
+    method.eval()
+    with torch.no_grad():
+        for name, buffer in method.standardise.named_buffers():
+            buffer.copy_({"running_mean": vectors.mean(0), "running_var": vectors.var(0, correction=0)}.get(name, buffer))
+    shift, spread = vectors.mean(0), (vectors.var(0, correction=0) + method.standardise.eps).sqrt()
+    plain.load_state_dict({key: value for key, value in method.state_dict().items() if not key.startswith("standardise")})
+    plain.eval()
+    support, query = (plain.describe(maps) for maps in plain.maps(tasks))
+    cosines = F.cosine_similarity(((query - shift) / spread)[:, :, None], ((support - shift) / spread).mean(2)[:, None], dim=-1)
+    torch.testing.assert_close(method.logits(tasks), 10 * cosines, rtol=1e-5, atol=1e-5)

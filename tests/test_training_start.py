@@ -237,3 +237,12 @@ def test_a_model_without_a_recipe_is_a_start_whose_classes_nobody_knows(tmp_path
     train(tiny("steps=2", "every=2", f"start={tmp_path / 'own.safetensors'}"), tmp_path / "run")
     assert load_tensors(tmp_path / "run" / "model.safetensors")[1]["seen"] == []
     assert load_file(tmp_path / "run" / "model.safetensors")
+
+
+def test_standard_scores_of_a_classifier_go_on_in_the_cosine_of_sosn(tmp_path: Path) -> None:
+    words = "method=baseline++ encoder=conv4 model.features=second_order standard_scores=true loss=cross_entropy".split()
+    train(tiny("steps=2", "every=2", "average=0", *words), tmp_path / "first")
+    trainer = started([f"start={tmp_path / 'first'}", "cosine=5"], tmp_path)
+    name = "standardise.running_mean"
+    assert torch.equal(trainer.method.state_dict()[name], weights(tmp_path / "first")[name])
+    assert trainer.method.state_dict()[name].any()

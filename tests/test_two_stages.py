@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sosn.data import EpisodeSampler, open_bank
-from sosn.encoder import RESNET12_OPTIONS, build_encoder
+from sosn.encoder import ENCODER_EXTRAS, build_encoder
 from sosn.method import Baseline
 from sosn.recipe import load_recipe, override
 from sosn.seeding import generator
@@ -54,7 +54,7 @@ def test_the_shipped_stages_fit_one_another() -> None:
         options = recipe.model.options
         assert recipe.data == first.data
         assert options["eta"] == first.model.options["eta"]
-        extra = {key: options[key] for key in RESNET12_OPTIONS}
+        extra = {key: options[key] for key in ENCODER_EXTRAS}
         with torch.device("meta"):
             encoder = build_encoder(options["encoder"], 3, options["encoder_width"], 84, **extra)
         shapes[name] = {key: tuple(value.shape) for key, value in encoder.state_dict().items()}

@@ -10,7 +10,7 @@ from sosn.errors import UsageError
 
 EncoderName = Literal["conv4", "conv4_pooled", "resnet12"]
 Encoder = Conv4 | Conv4Pooled | ResNet12
-RESNET12_OPTIONS = ("resnet12_width", "resnet12_pools", "resnet12_drop")
+ENCODER_EXTRAS = ("conv4_pools", "resnet12_width", "resnet12_pools", "resnet12_drop")
 
 
 def build_encoder(
@@ -19,6 +19,7 @@ def build_encoder(
     width: int,
     input_size: int,
     features: Literal["relu", "linear"] = "relu",
+    conv4_pools: int = 2,
     resnet12_width: int = 64,
     resnet12_pools: int = 3,
     resnet12_drop: float = 0.0,
@@ -38,11 +39,11 @@ def build_encoder(
     elif name == "conv4_pooled":
         encoder = Conv4Pooled(channels, width)
     else:
-        encoder = Conv4(channels, width, features)
+        encoder = Conv4(channels, width, features, conv4_pools)
     if encoder.map_side(input_size) < 1:
-        least = next(side for side in range(1, 17) if encoder.map_side(side) > 0)
+        least = next(side for side in range(1, 33) if encoder.map_side(side) > 0)
         raise UsageError(f"input_size is {input_size}; {name} needs images of {least} pixels or more a side")
     return encoder
 
 
-__all__ = ["RESNET12_OPTIONS", "Conv4", "Conv4Pooled", "DropBlock", "Encoder", "EncoderName", "ResNet12", "build_encoder"]
+__all__ = ["ENCODER_EXTRAS", "Conv4", "Conv4Pooled", "DropBlock", "Encoder", "EncoderName", "ResNet12", "build_encoder"]

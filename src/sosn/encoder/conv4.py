@@ -4,6 +4,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from sosn.errors import UsageError
 from sosn.layers import block, run
 
 
@@ -11,17 +12,22 @@ class Conv4(nn.Module):
     """Four blocks of 3×3 convolution, batch norm and ReLU, with 2×2 max-pooling after the first two.
 
     Images (B, C, H, W) → feature maps (B, width, h, w): 28² → 5², 84² → 19², 224² → 54².
-    features="linear" leaves out the last ReLU, so that features may be negative.
+    features="linear" leaves out the last ReLU, so that features may be negative. pools=3 or 4 pools after later blocks too,
+    so that a feature sees more of the image: 84² → 9² or 4².
     """
 
-    def __init__(self, channels: int = 3, width: int = 64, features: Literal["relu", "linear"] = "relu") -> None:
+    def __init__(
+        self, channels: int = 3, width: int = 64, features: Literal["relu", "linear"] = "relu", pools: int = 2
+    ) -> None:
         super().__init__()
-        self.width = width
+        if pools not in (2, 3, 4):
+            raise UsageError(f"conv4_pools is {pools}; 2, 3 or 4 of the four blocks can end in pooling")
+        self.width, self.pools = width, pools
         self.blocks = nn.Sequential(
             *block(channels, width, padding=0, pool=True),
             *block(width, width, padding=0, pool=True),
-            *block(width, width, padding=1, pool=False),
-            *block(width, width, padding=1, pool=False),
+            *block(width, width, padding=1, pool=pools > 2),
+            *block(width, width, padding=1, pool=pools > 3),
         )
         if features == "linear":
             self.blocks.pop(-1)
@@ -29,7 +35,6 @@ class Conv4(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         return run(self.blocks, images)
 
-    @staticmethod
-    def map_side(image_side: int) -> int:
+    def map_side(self, image_side: int) -> int:
         """Side of the feature map for a square image; 0 or less if the image is too small."""
-        return ((image_side - 2) // 2 - 2) // 2
+        return ((image_side - 2) // 2 - 2) // 2 >> (self.pools - 2)

@@ -33,7 +33,8 @@ class Baseline(SoftmaxMethod):
 
     features: what of a map is classified: all of it (flat), its mean over positions, or its second_order matrix as SoSN has it
     (mean shift β, trace normalisation, SigmE with η′ = eta; the upper triangle), so that an encoder can be trained for SoSN.
-    auto is mean for resnet12 and flat for others. head="nearest" answers by the cosine to the mean of a class's shots in
+    auto is mean for resnet12 and flat for others. standard_scores classifies each number by how many deviations it is from
+    its mean over training images, as batch norm has it. head="nearest" answers by the cosine to the mean of a class's shots in
     place of a head that is fitted.
     """
 
@@ -59,16 +60,18 @@ class Baseline(SoftmaxMethod):
         head: HeadName = "fitted",
         eta: float = 100.0,
         shift: float = 0.0,
+        standard_scores: bool = False,
+        conv4_pools: int = 2,
         resnet12_width: int = 64,
         resnet12_pools: int = 3,
         resnet12_drop: float = 0.0,
     ) -> None:
         super().__init__(constructor_arguments(locals()))
-        self._describe_by(features, head, eta, shift)
+        self._describe_by(features, head, eta, shift, standard_scores)
         self._fit_by(classes, adapt_steps, adapt_rate, adapt_decay)
         self.classifier = nn.Linear(self.features, classes)
 
-    def _describe_by(self, features: FeaturesName, head: HeadName, eta: float, shift: float) -> None:
+    def _describe_by(self, features: FeaturesName, head: HeadName, eta: float, shift: float, standard_scores: bool) -> None:
         for name, value, known in (("features", features, FeaturesName), ("head", head, HeadName)):
             if value not in get_args(known):
                 raise UsageError(f"{name} is {value!r}; choose one of {', '.join(get_args(known))}")
@@ -78,6 +81,7 @@ class Baseline(SoftmaxMethod):
         width = self.encoder.width
         if self.described_by != "flat":
             self.features = width if self.described_by == "mean" else width * (width + 1) // 2
+        self.standardise = nn.BatchNorm1d(self.features, affine=False) if standard_scores else None
         self.nearest = head == "nearest"
         self.adapts = not self.nearest
 
@@ -99,12 +103,19 @@ class Baseline(SoftmaxMethod):
             return upper_triangle(self.relation.describe_query(maps.flatten(-2)).squeeze(-3), isometric=True)
         return maps.flatten(-3)
 
+    @full_precision
+    def standardised(self, vectors: Tensor) -> Tensor:
+        """Vectors (…, D), each number as many deviations from its mean as in training, if asked for."""
+        if self.standardise is None:
+            return vectors
+        return cast(Tensor, self.standardise(vectors.flatten(0, -2))).view(vectors.shape)
+
     def head(self, support: Tensor, query: Tensor) -> Tensor:
         """Logits of a new linear head fitted to support vectors (E, L, Z, D), for query vectors (E, Q, D)."""
         return linear_head(support, query, self.steps, self.rate, self.decay)
 
     def compare(self, support: Tensor, query: Tensor) -> Tensor:
-        support, query = full(self.describe(support)).detach(), full(self.describe(query))
+        support, query = (self.standardised(full(self.describe(maps))) for maps in (support.detach(), query))
         if self.nearest:
             return NEAREST_SCALE * nearness(query, support.mean(2), "cosine")
         return self.head(support, query)
@@ -116,7 +127,8 @@ class Baseline(SoftmaxMethod):
             raise UsageError(f"loss is {name!r}; method {self.name!r} is a classifier: set loss=cross_entropy")
         support, query = (self.describe(maps) for maps in self.maps(episode))
         truth = class_numbers(episode, self.classifier.out_features, f"method {self.name!r}")
-        logits = full(self.classify(torch.cat((support.flatten(0, 2), query.flatten(0, 1)))))
+        vectors = self.standardised(torch.cat((support.flatten(0, 2), query.flatten(0, 1))))
+        logits = full(self.classify(vectors))
         return F.cross_entropy(logits, truth)
 
 
@@ -148,12 +160,14 @@ class BaselinePlusPlus(Baseline):
         head: HeadName = "fitted",
         eta: float = 100.0,
         shift: float = 0.0,
+        standard_scores: bool = False,
+        conv4_pools: int = 2,
         resnet12_width: int = 64,
         resnet12_pools: int = 3,
         resnet12_drop: float = 0.0,
     ) -> None:
         SoftmaxMethod.__init__(self, constructor_arguments(locals()))
-        self._describe_by(features, head, eta, shift)
+        self._describe_by(features, head, eta, shift, standard_scores)
         self._fit_by(classes, adapt_steps, adapt_rate, adapt_decay)
         above_zero(scale=scale)
         self.scale = scale

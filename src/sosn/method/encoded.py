@@ -5,7 +5,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from sosn.encoder import RESNET12_OPTIONS, build_encoder
+from sosn.encoder import ENCODER_EXTRAS, build_encoder
 from sosn.episode import Episode
 from sosn.initialisation import initialise
 from sosn.method.base import Method, encode_together
@@ -16,7 +16,7 @@ class EncodedMethod(Method):
     """A method that looks at feature maps.
 
     Its constructor takes channels, input_size, encoder, encoder_width, mean, std, polarity and mean_image among others,
-    some also the options of ResNet-12, and hands all its arguments over as config. The encoder starts as SoSN's does; what a
+    some also the options of encoders, and hands all its arguments over as config. The encoder starts as SoSN's does; what a
     method adds to it, as PyTorch has it.
     """
 
@@ -26,7 +26,7 @@ class EncodedMethod(Method):
         channels, size = config["channels"], config["input_size"]
         standardised = (config["mean"], config["std"], config["polarity"], config["mean_image"])
         self.preprocessing = Preprocessing(channels, size, *standardised)
-        options = {name: config[name] for name in RESNET12_OPTIONS if name in config}
+        options = {name: config[name] for name in ENCODER_EXTRAS if name in config}
         self.encoder = build_encoder(config["encoder"], channels, config["encoder_width"], size, **options)
         self.map_side = self.encoder.map_side(size)
         self.features = self.encoder.width * self.map_side**2  # numbers that describe an image

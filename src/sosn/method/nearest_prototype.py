@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from torch import Tensor
 
-from sosn.encoder import RESNET12_OPTIONS, Conv4, Conv4Pooled, EncoderName, ResNet12
+from sosn.encoder import ENCODER_EXTRAS, Conv4, Conv4Pooled, EncoderName, ResNet12
 from sosn.errors import UsageError
 from sosn.method.base import Method, above_zero, batch_norms, constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
@@ -16,7 +16,7 @@ from sosn.preprocessing import Polarity
 from sosn.relation import Relation
 
 ENCODER_OPTIONS = (
-    "channels", "input_size", "encoder", "encoder_width", "mean", "std", "polarity", "mean_image", *RESNET12_OPTIONS
+    "channels", "input_size", "encoder", "encoder_width", "mean", "std", "polarity", "mean_image", *ENCODER_EXTRAS
 )  # fmt: skip
 Representation = Literal["second_order", "mean", "map"]
 
@@ -52,6 +52,7 @@ class NearestPrototype(SoftmaxMethod):
         softness: float | None = None,
         shift: float = 0.0,
         trace_normalise: bool = True,
+        conv4_pools: int = 2,
         resnet12_width: int = 64,
         resnet12_pools: int = 3,
         resnet12_drop: float = 0.0,

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sosn.encoder import build_encoder
+from sosn.encoder import ENCODER_EXTRAS, build_encoder
 from sosn.episode import Episode
 from sosn.errors import UsageError
 from sosn.initialisation import initialise
@@ -43,11 +43,12 @@ class SoSN(Method):
     vectors; gamma=None means 100 for asinhe and 0.5 for gamma. Weights come from PyTorch's global generator, permutations
     from permutation_seed.
 
-    Not the paper's, and off unless asked for: encoder="resnet12"; coordinates, so many codes of a feature's place along either
-    side, times coordinate_weight, appended to the feature vectors; mirror, the vectors of the mirror image beside those of the
-    image in evaluation; detail, the side of training images that were enlarged to input_size; auxiliary, the weight of a second
-    loss, to tell all training classes apart by their matrices; cosine, the weight of the cosine of two matrices' upper
-    triangles, each entry standardised as in training, beside the similarity net's logit.
+    Not the paper's, and off unless asked for: encoder="resnet12"; conv4_pools, in how many blocks Conv-4 pools;
+    coordinates, so many codes of a feature's place along either side, times coordinate_weight, appended to the feature
+    vectors; mirror, the vectors of the mirror image beside those of the image in evaluation; detail, the side of training
+    images that were enlarged to input_size; auxiliary, the weight of a second loss, to tell all training classes apart by
+    their matrices; cosine, the weight of the cosine of two matrices' upper triangles, each entry standardised as in
+    training, beside the similarity net's logit.
     """
 
     name: ClassVar[str] = "sosn"
@@ -73,6 +74,7 @@ class SoSN(Method):
         encoder: Literal["conv4", "resnet12"] = "conv4",
         encoder_width: int = 64,
         features: Literal["relu", "linear"] = "relu",
+        conv4_pools: int = 2,
         resnet12_width: int = 64,
         resnet12_pools: int = 3,
         resnet12_drop: float = 0.0,
@@ -102,9 +104,8 @@ class SoSN(Method):
             raise UsageError(f"power_norm {power_norm!r} refuses negative co-occurrences, which features='linear' has")
         self.relation = Relation(relation, norm, shift, alpha, trace_normalise)
         self.preprocessing = Preprocessing(channels, input_size, mean, std, polarity, mean_image, detail)
-        self.encoder = build_encoder(
-            encoder, channels, encoder_width, input_size, features, resnet12_width, resnet12_pools, resnet12_drop
-        )
+        options = {name: config[name] for name in ENCODER_EXTRAS}
+        self.encoder = build_encoder(encoder, channels, encoder_width, input_size, features, **options)
         at_least(0, coordinates=coordinates)
         above_zero(coordinate_weight=coordinate_weight)
         if not 0 <= cosine < math.inf:
