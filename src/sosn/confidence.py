@@ -162,7 +162,7 @@ def safe_thresholds(top: Tensor) -> tuple[float, ...]:
     One is safe if it refuses no more than that percent in 99.9% of 2,000 resamples. Whole episodes are resampled, as queries
     of one episode are alike. A resample has E/2 of them: it differs from all E as much as E others would (twice the variance).
     """
-    values, order = top.double().flatten().sort()
+    values, order = (part[: top.numel() // 2 + 1] for part in top.double().flatten().sort())  # none is above the median
     episode = order // top.shape[1]  # of each value
     draws = max(1, len(top) // 2)
     allowed = torch.tensor([percent * draws * top.shape[1] // 100 for percent in PERCENTS], dtype=torch.int32)
@@ -173,7 +173,8 @@ def safe_thresholds(top: Tensor) -> tuple[float, ...]:
         times = torch.zeros(len(drawn), len(top), dtype=torch.int32)  # that an episode is in a resample
         times.scatter_add_(1, drawn, torch.ones_like(drawn, dtype=torch.int32))
         upto = times[:, episode].cumsum(1, dtype=torch.int32)
-        found.append(values[torch.searchsorted(upto, allowed.repeat(len(drawn), 1), right=True)])
+        places = torch.searchsorted(upto, allowed.repeat(len(drawn), 1), right=True)
+        found.append(values[places.clamp(max=len(values) - 1)])
     lowest = torch.cat(found).sort(0).values[int((1 - SURE) * RESAMPLES)]
     return tuple(math.floor(1e5 * one) / 1e5 for one in lowest.tolist())
 
