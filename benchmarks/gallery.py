@@ -1,10 +1,12 @@
 """One picture of each of many classes: recall of the shortlist, accuracy against scoring all classes, time a query.
 
-    python benchmarks/gallery.py --model omniglot --data omniglot --out results/gallery-omniglot.json     # 1,623-way
-    python benchmarks/gallery.py --model glyphs --data glyphs --out results/gallery-glyphs.json
+    python benchmarks/gallery.py answers --model omniglot --data omniglot --device cuda --queries 1000 --out results/FILE.json
+    python benchmarks/gallery.py times --model omniglot --data omniglot --queries 30 --out results/FILE.json
 
-All classes of the dataset take part, those that the model was trained on too, which is said in the result: the measure here is
-the cost of many classes, not the accuracy on new ones.
+Answers are of many queries, on whatever is quick, with 95% intervals; times, of few queries one by one, on the CPU unless told
+otherwise. Each call replaces its own part of the file (results/gallery-omniglot.json is in the documentation) and leaves the
+other. All classes of the dataset take part, those that the model was trained on too, which is said in the result: the measure
+here is the cost of many classes, not the accuracy on new ones.
 """
 
 import argparse
@@ -19,75 +21,102 @@ import numpy as np
 from torch import Tensor
 
 import sosn
-from sosn.device import machine
+from sosn.device import machine, resolve_device
 from sosn.gallery import Gallery
 
 SHORTLISTS = (10, 20, 50, 100)
+Asked = list[tuple[str, Tensor]]  # queries: the right class and a picture of it
 
 
 def pictures(data: str) -> dict[str, Tensor]:
-    """The first two drawings of every class of all splits that there are: one to show, one to ask for."""
+    """The drawings of every class of all splits that there are: the first to show, the others to ask for."""
     classes: dict[str, Tensor] = {}
     for split in ("train", "val", "test"):
         bank = sosn.open_bank(data, split)
-        classes |= {name: bank.class_images(name)[:2] for name in bank.names}
+        classes |= {name: bank.class_images(name) for name in bank.names}
     return classes
 
 
-def measure(model: str, classes: dict[str, Tensor], queries: int) -> dict[str, Any]:
-    """Figures of a gallery with these classes."""
-    names = list(classes)
-    asked = [names[place] for place in np.linspace(0, len(names) - 1, min(queries, len(names))).astype(int)]
-    images = [classes[name][1] for name in asked]
+def ask(classes: dict[str, Tensor], queries: int) -> Asked:
+    """So many queries: the second picture of each class in turn, then the third of each, and so on."""
+    most = max(len(own) for own in classes.values())
+    pool = ((name, own[place]) for place in range(1, most) for name, own in classes.items() if place < len(own))
+    return [one for one, _ in zip(pool, range(queries), strict=False)]
+
+
+def measure(part: str, model: str, classes: dict[str, Tensor], queries: int, device: str) -> dict[str, Any]:
+    """Answers of a gallery with these classes, or its times."""
+    asked = ask(classes, queries)
     with tempfile.TemporaryDirectory() as folder:
-        gallery = Gallery.create(Path(folder) / "gallery", model)
+        gallery = Gallery.create(Path(folder) / "gallery", model, device)
         began = time.perf_counter()
         gallery.add_classes({name: own[:1] for name, own in classes.items()})
         built = time.perf_counter() - began
-        size = sum(file.stat().st_size for file in gallery.folder.iterdir())
-        row: dict[str, Any] = {"classes": len(names), "build_seconds": built, "bytes": size, "shortlists": []}
-        for shortlist in (*SHORTLISTS, None):
-            if shortlist is not None and shortlist >= len(names):
-                continue
-            gallery.search(images[:1], 1, shortlist)
-            seconds, right = [], []
-            for name, image in zip(asked, images, strict=True):
-                began = time.perf_counter()
-                best = gallery.search([image], 1, shortlist)[0][0].label
-                seconds.append(time.perf_counter() - began)
-                right.append(best == name)
-            told: dict[str, Any] = {"shortlist": shortlist, "accuracy": float(np.mean(right))}
-            told["ms_a_query"] = 1e3 * float(np.median(seconds))
-            if shortlist is not None:
-                listed = gallery.shortlist(images, shortlist)
-                told["recall"] = float(np.mean([name in row for name, row in zip(asked, listed, strict=True)]))
-            row["shortlists"].append(told)
-    return row
+        row: dict[str, Any] = {"classes": len(classes), "queries": len(asked)}
+        if part == "times":
+            row |= {"build_seconds": built, "bytes": sum(file.stat().st_size for file in gallery.folder.iterdir())}
+        lists = [size for size in SHORTLISTS if size < len(classes)]
+        look = answers if part == "answers" else times
+        return row | {"shortlists": [{"shortlist": size, **look(gallery, asked, size)} for size in (*lists, None)]}
+
+
+def answers(gallery: Gallery, asked: Asked, shortlist: int | None) -> dict[str, Any]:
+    """How often the first class is the right one, and how often the shortlist has it."""
+    names, images = [name for name, _ in asked], [image for _, image in asked]
+    found = gallery.search(images, 1, shortlist)
+    told = share([row[0].label == name for name, row in zip(names, found, strict=True)], names, "accuracy")
+    if shortlist is not None:
+        listed = gallery.shortlist(images, shortlist)
+        told |= share([name in row for name, row in zip(names, listed, strict=True)], names, "recall")
+    return told
+
+
+def times(gallery: Gallery, asked: Asked, shortlist: int | None) -> dict[str, Any]:
+    """The median time of a query, one by one, after a first that does not count."""
+    gallery.search([asked[0][1]], 1, shortlist)
+    seconds = []
+    for _, image in asked:
+        began = time.perf_counter()
+        gallery.search([image], 1, shortlist)
+        seconds.append(time.perf_counter() - began)
+    return {"ms_a_query": 1e3 * float(np.median(seconds))}
+
+
+def share(right: list[bool], names: list[str], called: str) -> dict[str, Any]:
+    """The share of right ones and Wilson's 95% interval. It counts classes, as queries of one class share the picture shown."""
+    mean, count, z = float(np.mean(right)), len(set(names)), 1.96
+    middle, scale = mean + z**2 / (2 * count), 1 + z**2 / count
+    half = z * (mean * (1 - mean) / count + z**2 / (4 * count**2)) ** 0.5
+    return {called: mean, f"{called}_ci95": [round(end / scale, 6) for end in (middle - half, middle + half)]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["answers", "times"])
     parser.add_argument("--model", default="glyphs")
     parser.add_argument("--data", default="glyphs")
     parser.add_argument("--sizes", nargs="+", type=int, default=[100, 400, 0], help="numbers of classes; 0 is all")
     parser.add_argument("--queries", type=int, default=200)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, required=True)
     wanted = parser.parse_args()
     classes = pictures(wanted.data)
     order = np.random.default_rng(0).permutation(list(classes)).tolist()
     rows = []
     for size in wanted.sizes:
-        rows.append(measure(wanted.model, {name: classes[name] for name in order[: size or len(order)]}, wanted.queries))
+        chosen = {name: classes[name] for name in order[: size or len(order)]}
+        rows.append(measure(wanted.part, wanted.model, chosen, wanted.queries, wanted.device))
         print(json.dumps(rows[-1]))
-    document = {
-        "what": f"one picture a class of {wanted.data}, classes of training included; model {wanted.model}",
+    what = f"one picture a class of {wanted.data}, classes of training included; model {wanted.model}"
+    known = json.loads(wanted.out.read_text("utf-8")) if wanted.out.exists() else {}
+    document = known if known.get("what") == what else {"what": what}
+    document[wanted.part] = {
+        "machine": machine(resolve_device(wanted.device)),
         "index": "exact product" if find_spec("faiss") is None else "FAISS, flat",
-        "queries": wanted.queries,
-        "machine": machine(),
         "rows": rows,
     }
     wanted.out.parent.mkdir(parents=True, exist_ok=True)
-    wanted.out.write_text(json.dumps(document, indent=2) + "\n")
+    wanted.out.write_text(json.dumps(document, indent=2) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

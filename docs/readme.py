@@ -120,13 +120,14 @@ def fill_speed(text: str) -> str:
 def fill_photos(text: str) -> str:
     """The page on photos with what the cards of shipped models say of their confidence."""
     rows = [
-        "| model | classes | shots | right, % | ECE before | ECE | AUROC | known refused at 5%, % | unknown refused, % |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| model | classes | shots | episodes | right, % | ECE before | ECE | AUROC | known refused, % | unknown refused, % |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for path in sorted((ROOT / "src/sosn/models").glob("*.json")):
         for size in _read(f"src/sosn/models/{path.name}").get("calibration", {"sizes": []})["sizes"]:
             shares = [f"{100 * size[name]:.1f}" for name in ("refused", "detected")]
-            cells = [path.stem, str(size["way"]), str(size["shot"]), f"{100 * size['accuracy']:.1f}"]
+            episodes = f"{size['episodes']:,}" if size.get("episodes") else ""
+            cells = [path.stem, str(size["way"]), str(size["shot"]), episodes, f"{100 * size['accuracy']:.1f}"]
             cells += [f"{size[name]:.3f}" for name in ("ece_before", "ece", "auroc")]
             rows.append(f"| {' | '.join([*cells, *shares])} |")
     text = _put(text, "confidence", "\n" + "\n".join(rows) + "\n")
@@ -135,14 +136,26 @@ def fill_photos(text: str) -> str:
     for row in told["rows"]:
         rows.append(f"| {row['model']} | {row['size']}² | {row['ms']:.0f} | {row['onnx_ms']:.1f} | {row['cold_seconds']:.1f} |")
     text = _put(text, "latency", "\n" + "\n".join([*rows, "", f"{told['machine']}, torch {told['versions']['torch']}."]) + "\n")
-    told = _read("results/gallery-omniglot.json")
-    rows = ["| classes | shortlist | its recall, % | right, % | ms a query |", "|---|---|---|---|---|"]
-    for row in told["rows"]:
+    return _put(text, "gallery", "\n" + _gallery(_read("results/gallery-omniglot.json")) + "\n")
+
+
+def _gallery(told: dict[str, Any]) -> str:
+    """Answers of a gallery beside the times of the same sizes, and what they were measured on."""
+    answers, times = told["answers"], told["times"]
+    rows = ["| classes | shortlist | queries | its recall, % | right, % | ms a query |", "|---|---|---|---|---|---|"]
+    taken = {(row["classes"], one["shortlist"]): one["ms_a_query"] for row in times["rows"] for one in row["shortlists"]}
+    for row in answers["rows"]:
         for one in row["shortlists"]:
-            recall = f"{100 * one['recall']:.1f}" if "recall" in one else ""
-            cells = [f"{row['classes']:,}", str(one["shortlist"] or "all"), recall, f"{100 * one['accuracy']:.1f}"]
-            rows.append(f"| {' | '.join([*cells, format(one['ms_a_query'], '.1f')])} |")
-    return _put(text, "gallery", "\n" + "\n".join([*rows, "", f"{told['what']}; {told['index']}; {told['machine']}."]) + "\n")
+            shares = [_between(one[name], one[f"{name}_ci95"]) if name in one else "" for name in ("recall", "accuracy")]
+            cells = [f"{row['classes']:,}", str(one["shortlist"] or "all"), f"{row['queries']:,}", *shares]
+            rows.append(f"| {' | '.join([*cells, format(taken[row['classes'], one['shortlist']], '.1f')])} |")
+    most = max(row["queries"] for row in times["rows"])
+    sources = f"answers: {answers['machine']}, {answers['index']}; times: median of {most} queries, {times['machine']}, "
+    return "\n".join([*rows, "", f"{told['what']}; {sources}{times['index']}. In brackets, 95% intervals."])
+
+
+def _between(share: float, ends: list[float]) -> str:
+    return f"{100 * share:.1f} ({100 * ends[0]:.1f}–{100 * ends[1]:.1f})"
 
 
 def fill_beyond(text: str) -> str:

@@ -2,12 +2,18 @@
 
 import json
 import runpy
+import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+
+import sosn
+from sosn.models import calibration_of, model_path
+from sosn.storage import WEIGHTS_FILE
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SCRIPT = BENCHMARKS / "prepare.py"
@@ -55,3 +61,50 @@ def test_variants_are_trained_in_turn_and_can_start_from_one_another(tmp_path: P
     assert [row["figures"][0]["episodes"] for row in (first, second)] == [3, 3]
     assert str(tmp_path / "runs" / "first") in (tmp_path / "runs" / "second" / "recipe.toml").read_text("utf-8")
     assert "steps is 0" in third["error"]
+
+
+def test_answers_and_times_of_a_gallery_are_kept_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sosn, "open_bank", partial(sosn.open_bank, alphabets=10, characters=2, drawings=4))
+    out = tmp_path / "gallery.json"
+    for part, queries in (("answers", 30), ("times", 2), ("answers", 26)):
+        words = [part, "--sizes", "12", "--queries", str(queries), "--out", str(out)]
+        monkeypatch.setattr(sys, "argv", ["gallery.py", *words])
+        runpy.run_path(str(BENCHMARKS / "gallery.py"), run_name="__main__")
+    told = json.loads(out.read_text("utf-8"))
+    answers, times = told["answers"]["rows"][0], told["times"]["rows"][0]
+    assert (answers["classes"], answers["queries"], times["classes"], times["queries"]) == (12, 26, 12, 2)
+    assert "CPU" in told["times"]["machine"]
+    assert all([one["shortlist"] for one in row["shortlists"]] == [10, None] for row in (answers, times))
+    listed, every = answers["shortlists"]
+    for share, (low, high) in ((listed["recall"], listed["recall_ci95"]), (every["accuracy"], every["accuracy_ci95"])):
+        assert 0 <= low <= share <= high <= 1
+        assert high - low > 0.2  # 12 classes
+    assert every["accuracy"] > 0.5
+    assert all(one["ms_a_query"] > 0 for one in times["shortlists"])
+
+
+def test_queries_of_a_gallery_take_every_class_before_another_picture_of_one_and_intervals_are_wilsons() -> None:
+    script = runpy.run_path(str(BENCHMARKS / "gallery.py"))
+    bank = sosn.open_bank("glyphs", "train", alphabets=10, characters=2, drawings=3)
+    classes = {name: bank.class_images(name) for name in bank.names[:3]}
+    asked = script["ask"](classes, 5)
+    assert [name for name, _ in asked] == [*classes, *bank.names[:2]]
+    assert (asked[3][1] == classes[bank.names[0]][2]).all()
+    assert len(script["ask"](classes, 100)) == 6
+    told = script["share"]([True] * 8 + [False] * 2, [str(number) for number in range(10)], "recall")
+    assert told["recall_ci95"] == pytest.approx([0.4902, 0.9433], abs=1e-3)  # by tables
+    assert script["share"]([True] * 8 + [False] * 2, ["a", "b"] * 5, "recall")["recall_ci95"][0] < 0.4
+
+
+def test_several_models_are_calibrated_in_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for folder in folders:
+        folder.mkdir()
+        shutil.copy(model_path("glyphs"), folder / WEIGHTS_FILE)
+    words = [*map(str, folders), "--ways", "1", "--shots", "1", "--episodes", "4", "--query", "2", "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", ["calibrate_model.py", *words])
+    runpy.run_path(str(BENCHMARKS / "calibrate_model.py"), run_name="__main__")
+    first, second = (calibration_of(folder) for folder in folders)
+    assert first is not None
+    assert first == second
+    assert [(one.way, one.shot, one.episodes, one.queries) for one in first.sizes] == [(1, 1, 20, 40)]

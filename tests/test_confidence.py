@@ -13,6 +13,7 @@ import sosn
 from sosn.confidence import (
     CALIBRATION_FILE,
     PERCENTS,
+    SURE,
     Calibration,
     Confidence,
     auroc,
@@ -23,8 +24,10 @@ from sosn.confidence import (
     measure,
     probabilities,
     read_calibration,
+    safe_thresholds,
 )
 from sosn.errors import CheckpointError, DataError, UntrainedError, UsageError
+from sosn.method.pixels import NearestPixels
 from sosn.models import calibration_of, shipped_models
 
 
@@ -66,18 +69,74 @@ def test_auroc_counts_pairs_in_the_right_order_and_ties_half() -> None:
 
 
 def test_a_threshold_refuses_its_share_of_known_queries_and_no_more() -> None:
-    logits, labels = _sampled(1.0, 5_000)
-    unknown = torch.randn(3_000, 5, generator=sosn.generator("unknown"))
-    fitted = fit_confidence(logits, labels, unknown, way=5, shot=1)
+    logits, labels = (part.unflatten(0, (4_000, 25)) for part in _sampled(1.0, 100_000))
+    unknown = torch.randn(100, 30, 5, generator=sosn.generator("unknown"))
+    fitted = fit_confidence(logits, labels, unknown, shot=1)
+    assert (fitted.way, fitted.episodes, fitted.queries) == (5, 4_000, 100_000)
     top = logits.amax(-1)
     for percent, threshold in zip(PERCENTS, fitted.thresholds, strict=True):
-        share = float((top < threshold - 1e-4).double().mean())
-        assert percent / 100 - 0.002 < share <= percent / 100
-    other, other_labels = _sampled(2.0, 1_000)
+        share = float((top < threshold).double().mean())
+        assert percent / 100 - 0.01 < share < percent / 100
+    other, other_labels = (part.unflatten(0, (40, 25)) for part in _sampled(2.0, 1_000))
     figures = judge(fitted, other, other_labels, unknown)
+    assert (figures.episodes, figures.queries) == (40, 1_000)
     assert figures.refused == pytest.approx(float((other.amax(-1) < fitted.thresholds[4]).double().mean()), abs=1e-4)
     assert figures.detected == pytest.approx(float((unknown.amax(-1) < fitted.thresholds[4]).double().mean()), abs=1e-4)
-    assert figures.auroc == pytest.approx(auroc(other.amax(-1), unknown.amax(-1)), abs=1e-4)
+    assert figures.auroc == pytest.approx(auroc(other.amax(-1).flatten(), unknown.amax(-1).flatten()), abs=1e-4)
+
+
+def _episodes(count: int, key: int) -> torch.Tensor:
+    """Highest logits (count, 25): those of one episode have something in common, half of their variance."""
+    source = sosn.generator("episodes", key)
+    return torch.randn(count, 1, generator=source) + torch.randn(count, 25, generator=source)
+
+
+@pytest.mark.parametrize("count", [60, 600])
+def test_a_threshold_holds_on_other_episodes_where_the_plain_quantile_does_every_other_time(count: int) -> None:
+    quantile, safe = [], []
+    for repetition in range(40):
+        top, other = _episodes(count, 2 * repetition), _episodes(count, 2 * repetition + 1)
+        threshold = safe_thresholds(top)[PERCENTS.index(5)]
+        quantile.append(float((other < top.flatten().quantile(0.05)).double().mean()))
+        safe.append(float((other < threshold).double().mean()))
+    assert 0.3 < np.mean(np.array(quantile) > 0.05) < 0.7
+    assert np.mean(np.array(safe) > 0.05) <= 0.05
+    assert np.mean(safe) > {60: 0.005, 600: 0.03}[count]  # the more episodes, the nearer to what is allowed
+
+
+def test_queries_of_one_episode_are_not_taken_for_independent_ones() -> None:
+    """The same values, once in episodes that have something in common, once shuffled."""
+    top = _episodes(200, 0)
+    shuffled = top.flatten()[torch.randperm(top.numel(), generator=sosn.generator("shuffled"))].view_as(top)
+    assert all(alike < apart for alike, apart in zip(safe_thresholds(top)[:8], safe_thresholds(shuffled)[:8], strict=True))
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 300])
+def test_thresholds_rise_with_the_share_are_those_of_a_seed_and_exist_for_few_episodes(count: int) -> None:
+    top = _episodes(count, 5)
+    found = safe_thresholds(top)
+    assert len(found) == len(PERCENTS)
+    assert list(found) == sorted(found)
+    assert found == safe_thresholds(top)
+    assert all((top < threshold).double().mean() <= percent / 100 for percent, threshold in zip(PERCENTS, found, strict=True))
+
+
+def test_a_threshold_is_that_of_resamples_by_hand() -> None:
+    """Episodes whose queries are all alike: the median of three of seven exceeds a value if two of the three do."""
+    top = torch.arange(7.0).unsqueeze(1).expand(7, 4)
+    chance = [3 * ((1 + k) / 7) ** 2 - 2 * ((1 + k) / 7) ** 3 for k in range(7)]  # that the median is k or less
+    assert chance[0] > 1 - SURE  # so the lowest episode it is
+    assert safe_thresholds(top)[PERCENTS.index(50)] == 0.0
+    large = torch.arange(1_000.0).unsqueeze(1).expand(1_000, 4)
+    expected = 500 - 3.09 * 1_000 * (0.25 / 500) ** 0.5  # of 500 independent draws
+    assert safe_thresholds(large)[PERCENTS.index(50)] == pytest.approx(expected, abs=12)
+
+
+def test_a_calibration_without_the_number_of_its_episodes_is_read() -> None:
+    table = Calibration("glyphs", "val", (dataclasses.replace(_confidence(5, 1), episodes=9),)).to_json()
+    assert Calibration.from_json(table).sizes[0].episodes == 9
+    del table["sizes"][0]["episodes"]
+    assert Calibration.from_json(table).sizes[0].episodes == 0
 
 
 def test_the_nearest_size_that_is_not_easier_counts() -> None:
@@ -121,6 +180,18 @@ def test_measuring_needs_a_trained_model_and_enough_classes() -> None:
         measure(sosn.SoSN(channels=1, input_size=28), bank, "val", "glyphs")
     with pytest.raises(DataError, match="too few"):
         measure(sosn.load("glyphs"), bank, "val", "glyphs", query=10)
+    with pytest.raises(UsageError, match="cannot be calibrated"):
+        measure(NearestPixels(), bank, "val", "glyphs", query=2, shots=[1])
+
+
+def test_measuring_says_how_many_episodes_it_used_and_leaves_out_what_the_bank_has_no_classes_for() -> None:
+    bank = sosn.open_bank("glyphs", "val", alphabets=10, characters=4, drawings=4)
+    bank = bank.subset(bank.names[:4])
+    said: list[str] = []
+    found = measure(sosn.load("glyphs"), bank, "val", "glyphs", (2, 3, 4), (1, 3), query=2, episodes=6, say=said.append)
+    assert [(one.way, one.shot, one.episodes, one.queries) for one in found.sizes] == [(2, 1, 15, 60), (3, 1, 10, 60)]
+    assert said[0].startswith("2-way 1-shot, 15 episodes")
+    assert found == measure(sosn.load("glyphs"), bank, "val", "glyphs", (2, 3), (1,), query=2, episodes=6)
 
 
 @pytest.mark.parametrize("name", sorted(shipped_models()))
@@ -132,8 +203,18 @@ def test_every_shipped_model_is_calibrated(name: str) -> None:
         assert size.ece < 0.05
         assert size.ece <= size.ece_before + 0.01
         assert size.auroc > 0.55
-        assert abs(size.refused - 0.05) < 0.02
     assert {(size.way, size.shot) for size in calibration.sizes} >= {(1, 1), (5, 1), (5, 5)}
+
+
+@pytest.mark.parametrize("name", sorted(shipped_models()))
+def test_no_shipped_model_refuses_more_known_pictures_than_it_may(name: str) -> None:
+    """On episodes that its thresholds were not fitted on. Where it fails: benchmarks/calibrate_model.py."""
+    calibration = calibration_of(name)
+    assert calibration is not None
+    for size in calibration.sizes:
+        assert size.queries >= 5_000
+        assert size.episodes
+        assert 0.02 < size.refused <= 0.05, f"{size.way}-way {size.shot}-shot"
 
 
 def test_unknown_characters_are_refused_and_few_known_ones_are() -> None:

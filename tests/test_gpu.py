@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import sosn
 from sosn.bench.contenders import Shape
+from sosn.confidence import measure
 from sosn.data import open_bank
 from sosn.evaluation import evaluate
 from sosn.kernel import engine
@@ -93,3 +95,14 @@ def test_answers_are_those_of_the_plain_layers() -> None:
         plain.append(rates["plain"].accuracy)
         assert abs(rates["plain"].accuracy - rates["auto"].accuracy) <= allowed
     assert min(plain) > 0.9
+
+
+def test_a_model_is_calibrated_as_on_the_cpu() -> None:
+    bank = open_bank("glyphs", "val", alphabets=10, characters=6, drawings=6)
+    sizes = ((1, 3), (1, 2), 2, 12)
+    on_cpu = measure(sosn.load("glyphs"), bank, "val", "glyphs", *sizes)
+    on_gpu = measure(sosn.load("glyphs").to("cuda"), bank.to("cuda"), "val", "glyphs", *sizes)
+    for one, other in zip(on_cpu.sizes, on_gpu.sizes, strict=True):
+        assert (one.way, one.shot, one.episodes) == (other.way, other.shot, other.episodes)
+        torch.testing.assert_close(one.thresholds, other.thresholds, rtol=1e-2, atol=2e-2)
+        assert abs(one.refused - other.refused) < 0.02

@@ -1,6 +1,7 @@
 """How sure is sure? Probabilities by a temperature, "none of these" by a threshold, both measured on validation classes."""
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,28 +15,33 @@ from torch import Tensor
 from sosn.data.bank import Bank
 from sosn.data.sampler import EpisodeSampler
 from sosn.errors import CheckpointError, DataError, UsageError
-from sosn.evaluation import draw_indices, encode_once
+from sosn.evaluation import Encoded, draw_indices, encode_once
 from sosn.method.base import Method
 from sosn.precision import full
+from sosn.seeding import generator
 
 CALIBRATION_FILE = "calibration.json"  # in a run folder
 PERCENTS = (1, 2, 3, 4, 5, 7, 10, 15, 20, 30, 50)  # of known pictures that a threshold may refuse
 OTHERS = 5  # classes of an episode, at most, that are not shown
 BINS = 15  # of the calibration error
-PAIRS = 2_000  # compared at once
+AT_ONCE = {"cpu": 2_000, "cuda": 8_000}  # pairs compared, and images looked up
+SURE = 0.999  # share of resamples in which a threshold refuses no more than its percent; cards have many sizes, all shall hold
+RESAMPLES = 2_000
+VALUES = 5_000_000  # resampled at once
+Rows = tuple[Tensor, Tensor]  # of a bank: support (E, L, Z) and queries (E, Q) of episodes
 
 
 @dataclass(frozen=True)
 class Confidence:
     """What was measured for tasks of one size: way classes in `shot` pictures each, queries of these and of other classes.
 
-    Fitted on episodes of one seed; what follows thresholds was measured on episodes of another.
+    Fitted on episodes of one seed; what follows thresholds was measured on as many of another.
     """
 
     way: int
     shot: int
     temperature: float  # logits divided by it give probabilities with the least cross-entropy
-    thresholds: tuple[float, ...]  # on the highest logit, one for each of PERCENTS of known queries refused
+    thresholds: tuple[float, ...]  # on the highest logit, one for each of PERCENTS of known queries that may be refused
     queries: int  # known ones that the following figures are of
     accuracy: float  # of known queries
     ece: float  # expected calibration error of the probabilities
@@ -43,6 +49,7 @@ class Confidence:
     auroc: float  # of the highest logit: known queries against unknown
     refused: float  # share of known queries that the 5% threshold refuses
     detected: float  # share of unknown queries that it refuses
+    episodes: int = 0  # that the above figures are of, and as many that it was fitted on; 0 where it was not written down
 
 
 @dataclass(frozen=True)
@@ -103,41 +110,79 @@ def measure(
     episodes: int = 200,
     say: Callable[[str], None] | None = None,
 ) -> Calibration:
-    """Fit temperatures and thresholds on episodes of a bank and judge them on others of the same classes.
+    """Fit temperatures and thresholds on episodes of a bank and judge them on as many others of the same classes.
 
     episodes is their number at 5 classes; there are as many queries at every size. An episode has up to five classes more that
     are not shown: their queries are the unknown ones. Sizes for which the bank has too few classes or images are left out;
-    refuses a bank that has enough for none.
+    refuses a bank that has enough for none. Works on the method's device; every image is encoded once.
     """
     method.check_trained()
     method.eval()
-    sizes = []
+    drawn: dict[tuple[int, int], list[Rows]] = {}
     for way in ways:
+        others = min(way, OTHERS, len(bank.names) - way)
         for shot in shots:
-            others = min(way, OTHERS, len(bank.names) - way)
-            count = max(2, 5 * episodes // way)
             if others < 1 or int(bank.counts.min()) < shot + query:
                 continue
-            fitted = fit_confidence(*_draw(method, bank, way, others, shot, query, count, seed=0), way, shot)
-            sizes.append(judge(fitted, *_draw(method, bank, way, others, shot, query, count, seed=1)))
-            if say:
-                say(f"{way}-way {shot}-shot: ECE {sizes[-1].ece:.3f}, AUROC {sizes[-1].auroc:.3f}")
-    if not sizes:
+            sampler = EpisodeSampler(bank, way + others, shot, query)
+            both = [draw_indices(sampler, max(2, 5 * episodes // way), seed) for seed in (0, 1)]
+            drawn[way, shot] = [(support[:, :way].contiguous(), queries) for support, queries in both]
+    if not drawn:
         raise DataError(f"{len(bank.names)} {split} classes of {data} are too few, or have too few images, to measure anything")
+    with torch.inference_mode():
+        known = encode_once(method, bank, *(rows for both in drawn.values() for own in both for rows in own))
+    if known is None:
+        raise UsageError(
+            f"method {method.name!r} cannot be calibrated: it does not encode images one by one, or the images of {episodes} "
+            "episodes take too much memory"
+        )
+    sizes = []
+    for (way, shot), (first, second) in drawn.items():
+        fitted = fit_confidence(*_compare(method, known, first, query), shot)
+        sizes.append(judge(fitted, *_compare(method, known, second, query)))
+        if say:
+            told = ", ".join(f"{name} {getattr(sizes[-1], name):.3f}" for name in ("ece", "auroc", "refused", "detected"))
+            say(f"{way}-way {shot}-shot, {sizes[-1].episodes:,} episodes: {told}")
     return Calibration(data, split, tuple(sizes))
 
 
-def fit_confidence(known: Tensor, labels: Tensor, unknown: Tensor, way: int, shot: int) -> Confidence:
-    """Temperature and thresholds from logits (n, L) of known queries with their labels (n,), judged on the same."""
-    thresholds = np.quantile(known.amax(-1).double().numpy(), [percent / 100 for percent in PERCENTS], method="lower")
-    temperature = fit_temperature(known, labels)
-    fitted = Confidence(way, shot, temperature, tuple(round(float(one), 5) for one in thresholds), 0, 0, 0, 0, 0, 0, 0)
+def fit_confidence(known: Tensor, labels: Tensor, unknown: Tensor, shot: int) -> Confidence:
+    """Temperature and thresholds from logits by episode, judged on the same.
+
+    known (E, n, L) are those of queries of the classes shown, with their labels (E, n); unknown (E, m, L), of other classes.
+    """
+    temperature = fit_temperature(known.flatten(0, 1), labels.flatten())
+    fitted = Confidence(known.shape[-1], shot, temperature, safe_thresholds(known.amax(-1)), 0, 0, 0, 0, 0, 0, 0)
     return judge(fitted, known, labels, unknown)
 
 
+def safe_thresholds(top: Tensor) -> tuple[float, ...]:
+    """For each of PERCENTS the highest threshold that is safe, from the highest logits (E, n) of known queries by episode.
+
+    One is safe if it refuses no more than that percent in 99.9% of 2,000 resamples. Whole episodes are resampled, as queries
+    of one episode are alike. A resample has E/2 of them: it differs from all E as much as E others would (twice the variance).
+    """
+    values, order = (part[: top.numel() // 2 + 1] for part in top.double().flatten().sort())  # none is above the median
+    episode = order // top.shape[1]  # of each value
+    draws = max(1, len(top) // 2)
+    allowed = torch.tensor([percent * draws * top.shape[1] // 100 for percent in PERCENTS], dtype=torch.int32)
+    source, at_once = generator("thresholds"), max(1, VALUES // len(values))
+    found = []
+    for first in range(0, RESAMPLES, at_once):
+        drawn = torch.randint(len(top), (min(at_once, RESAMPLES - first), draws), generator=source)
+        times = torch.zeros(len(drawn), len(top), dtype=torch.int32)  # that an episode is in a resample
+        times.scatter_add_(1, drawn, torch.ones_like(drawn, dtype=torch.int32))
+        upto = times[:, episode].cumsum(1, dtype=torch.int32)
+        places = torch.searchsorted(upto, allowed.repeat(len(drawn), 1), right=True)
+        found.append(values[places.clamp(max=len(values) - 1)])
+    lowest = torch.cat(found).sort(0).values[int((1 - SURE) * RESAMPLES)]
+    return tuple(math.floor(1e5 * one) / 1e5 for one in lowest.tolist())
+
+
 def judge(fitted: Confidence, known: Tensor, labels: Tensor, unknown: Tensor) -> Confidence:
-    """The figures of a temperature and of thresholds on logits of known queries (n, L), their labels, and unknown ones."""
-    threshold = fitted.thresholds[PERCENTS.index(5)]
+    """The figures of a temperature and of thresholds on logits by episode, those that fit_confidence takes."""
+    threshold, episodes = fitted.thresholds[PERCENTS.index(5)], len(known)
+    known, labels, unknown = known.flatten(0, 1), labels.flatten(), unknown.flatten(0, 1)
     top, other = known.amax(-1), unknown.amax(-1)
     figures: dict[str, Any] = {
         "accuracy": float((known.argmax(-1) == labels).double().mean()),
@@ -147,7 +192,8 @@ def judge(fitted: Confidence, known: Tensor, labels: Tensor, unknown: Tensor) ->
         "refused": float((top < threshold).double().mean()),
         "detected": float((other < threshold).double().mean()),
     }
-    return replace(fitted, queries=len(known), **{name: round(value, 4) for name, value in figures.items()})
+    figures = {name: round(value, 4) for name, value in figures.items()}
+    return replace(fitted, queries=len(known), episodes=episodes, **figures)
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
@@ -179,28 +225,19 @@ def auroc(high: Tensor, low: Tensor) -> float:
 
 
 @torch.inference_mode()
-def _draw(
-    method: Method, bank: Bank, way: int, others: int, shot: int, query: int, episodes: int, seed: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits (n, way) of known queries, their labels (n,), and logits (m, way) of queries of classes that were not shown."""
-    sampler = EpisodeSampler(bank, way + others, shot, query)
-    support, queries = draw_indices(sampler, episodes, seed)
-    support = support[:, :way].contiguous()
-    known = encode_once(method, bank, support, queries)
-    if known is None:
-        raise UsageError(
-            f"method {method.name!r} cannot be calibrated: it does not encode images one by one, or the images of {episodes} "
-            "episodes take too much memory"
-        )
-    at_once = max(1, PAIRS // (way * (way + others) * query))
+def _compare(method: Method, known: Encoded, rows: Rows, query: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits (E, n, L) of queries of the classes shown, their labels (E, n), and logits (E, m, L) of queries of others."""
+    support, queries = rows
+    episodes, way, shot = support.shape
+    asked = queries.shape[1]
+    at_once = max(1, AT_ONCE.get(method.device.type, AT_ONCE["cpu"]) // max(way * asked, way * shot + asked))
     parts = [
-        full(method.compare(*known.look_up(support[first : first + at_once], queries[first : first + at_once]))).cpu()
+        full(method.compare(*known.look_up(support[first : first + at_once], queries[first : first + at_once])))
         for first in range(0, episodes, at_once)
     ]
-    logits = torch.cat(parts)  # (E, (way + others)·query, way)
-    own = way * query
-    labels = torch.arange(way).repeat_interleave(query).repeat(episodes)
-    return logits[:, :own].reshape(-1, way), labels, logits[:, own:].reshape(-1, way)
+    logits = torch.cat(parts).cpu()
+    labels = torch.arange(way).repeat_interleave(query).expand(episodes, -1)
+    return logits[:, : way * query], labels, logits[:, way * query :]
 
 
 def read_calibration(path: Path) -> Calibration | None:

@@ -23,9 +23,10 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def machine() -> str:
-    """What computes here, in a few words."""
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {torch.get_num_threads()} threads"
+def machine(device: torch.device | None = None) -> str:
+    """What computes here, or this device of it, in a few words."""
+    on_gpu = torch.cuda.is_available() if device is None else device.type == "cuda"
+    return torch.cuda.get_device_name(device) if on_gpu else f"CPU, {torch.get_num_threads()} threads"
 
 
 def check_bf16() -> None:

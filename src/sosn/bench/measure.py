@@ -49,7 +49,7 @@ def run_bench(device: str = "auto", quick: bool = False, say: Callable[[str], No
         peak = _peak(place, quick)
         shapes = QUICK if quick else SHAPES
         document: dict[str, Any] = {
-            "machine": machine() if place.type == "cuda" else f"CPU, {torch.get_num_threads()} threads",
+            "machine": machine(place),
             "versions": {"sosn": sosn.__version__, "torch": torch.__version__},
             "peak_tflops": peak / 1e12,
             "easyfsl": has_easyfsl(),
