@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 
 import sosn
+from sosn import layers
 from sosn.data import open_bank
 from sosn.episode import Episode
 from sosn.errors import UsageError
-from sosn.kernel import Engine, enabled, engine, norm_pool, on_triton, pair_pool
+from sosn.kernel import Engine, enabled, engine, first_block, norm_pool, on_triton, pair_pool
 from sosn.method.base import batch_norms
 from sosn.seeding import generator
 
@@ -130,6 +131,114 @@ def test_the_first_of_equal_values_takes_the_gradient(way_to_run: str) -> None:
     assert d_support.flatten().tolist() == [2, 0, 0, 0, 2, 0, 0, 0]
     assert d_query.flatten().tolist() == [2, 0, 0, 0, 2, 0, 0, 0]
     assert [total.item(), product.item()] == [4, 8]
+
+
+def first_parameters(draw: Callable[..., Tensor], dtype: torch.dtype, channels: int, filters: int) -> list[Tensor]:
+    """Weights that bfloat16 holds, and batch norms of either sign and one of 0."""
+    kind = torch.float64 if dtype == torch.float64 else torch.float32
+    weight = draw(filters, channels, 3, 3).bfloat16().to(device(), kind, memory_format=torch.channels_last)
+    offset, scale, shift = (draw(filters).to(device(), kind) for _ in range(3))
+    scale[1] = 0
+    return [tensor.requires_grad_() for tensor in (weight, offset, scale, shift)]
+
+
+def check_first_block(
+    dtype: torch.dtype, ours: tuple[Tensor, Tensor, Tensor], expected: Tensor, maps: Tensor, inputs: list[Tensor],
+    exact: list[Tensor], passing: Tensor,
+) -> None:  # fmt: skip
+    """maps are those of the convolution without its bias; the gradient of that bias is 0."""
+    result, mean, var = ours
+    close(result, expected, TOLERANCE[dtype])
+    close(mean, maps.mean((0, 2, 3)), TOLERANCE[dtype])
+    close(var, maps.var((0, 2, 3), correction=0), TOLERANCE[dtype])
+    passing = passing.bfloat16().double()
+    for mine, theirs in zip(gradients(result, passing, *inputs), gradients(expected, passing, *exact), strict=True):
+        assert mine.dtype == inputs[0].dtype or mine.shape != inputs[0].shape
+        close(mine, theirs if theirs.abs().max() > 1e-8 else torch.zeros_like(theirs), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("channels", "filters", "height", "width", "padding", "relu"),
+    [(3, 6, 10, 8, 0, True), (1, 5, 9, 7, 1, True), (2, 8, 8, 9, 0, False), (1, 70, 6, 6, 1, True)],
+)
+@pytest.mark.usefixtures("triton")
+def test_a_first_block_is_convolution_batch_norm_pooling_and_relu(
+    draw: Callable[..., Tensor],
+    dtype: torch.dtype,
+    channels: int,
+    filters: int,
+    height: int,
+    width: int,
+    padding: int,
+    relu: bool,
+) -> None:
+    if torch.cuda.is_available() and dtype != torch.bfloat16:
+        pytest.skip("on a GPU these kernels serve half precision")
+    maps = (0.5 + draw(3, channels, height, width)).to(device(), dtype).requires_grad_()
+    inputs = [maps, *first_parameters(draw, dtype, channels, filters)]
+    assert first_block.serves(maps, inputs[1], 3)
+    ours = first_block.first_pool(*inputs, 1e-5, padding, relu)  # type: ignore[call-arg, arg-type]
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    expected = first_block.plain(*exact, 1e-5, padding, relu)  # type: ignore[call-arg, arg-type]
+    convolved = nn.functional.conv2d(exact[0], exact[1], padding=padding)
+    check_first_block(dtype, ours, expected, convolved, inputs, exact, draw(*expected.shape))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "episodes", "way", "queries", "permutations", "depth", "filters", "height", "width"),
+    [
+        (torch.float64, 2, 3, 4, 1, 1, 6, 8, 10),
+        (torch.float32, 2, 3, 4, 1, 1, 6, 8, 10),
+        (torch.bfloat16, 2, 3, 4, 1, 1, 6, 8, 10),
+        (torch.bfloat16, 2, 1, 2, 1, 2, 3, 6, 7),
+        (torch.float64, 1, 2, 2, 2, 2, 4, 5, 6),
+    ],
+)
+@pytest.mark.usefixtures("triton")
+def test_a_first_block_of_pairs_is_that_of_stacked_pairs(
+    draw: Callable[..., Tensor],
+    dtype: torch.dtype,
+    episodes: int,
+    way: int,
+    queries: int,
+    permutations: int,
+    depth: int,
+    filters: int,
+    height: int,
+    width: int,
+) -> None:
+    if torch.cuda.is_available() and dtype != torch.bfloat16:
+        pytest.skip("on a GPU these kernels serve half precision")
+    support = (draw(episodes, way, permutations, depth, height, width) + 1).to(device(), dtype).requires_grad_()
+    query = (2 * draw(episodes, queries, permutations, depth, height, width)).to(device(), dtype).requires_grad_()
+    inputs = [support, query, *first_parameters(draw, dtype, 2 * permutations * depth, filters)]
+    ours = first_block.first_pairs(*inputs, 1e-5)  # type: ignore[call-arg, arg-type]
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    expected = first_block.plain_pairs(*exact, 1e-5)  # type: ignore[call-arg, arg-type]
+    pairs = torch.cat(
+        [
+            torch.cat((left.unsqueeze(0), right.unsqueeze(0)), 2).flatten(1, 2)
+            for one, other in zip(exact[0], exact[1], strict=True)
+            for right in other
+            for left in one
+        ]
+    )
+    convolved = nn.functional.conv2d(pairs, exact[2])
+    check_first_block(dtype, ours, expected, convolved, inputs, exact, draw(*expected.shape))
+
+
+@pytest.mark.usefixtures("triton")
+def test_under_autocast_a_first_block_rounds_its_factors_alone() -> None:
+    torch.manual_seed(1)
+    block = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.MaxPool2d(2), nn.ReLU()).to(device())
+    images = torch.randn(4, 3, 12, 12, device=device())
+    with torch.autocast(device(), torch.bfloat16):
+        result = layers.run(block, images)
+    assert result.dtype == torch.bfloat16
+    with engine("plain"):
+        close(result.detach(), layers.run(block, images).detach(), TOLERANCE[torch.bfloat16])
+    assert not first_block.serves(torch.empty(2, 9, 8, 8), torch.empty(8, 9, 3, 3), first_block.SIDE_CHANNELS)
 
 
 def glyph_episode(episodes: int = 2) -> Episode:

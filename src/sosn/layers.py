@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sosn.kernel import enabled, on_triton
+from sosn.kernel.first_block import IMAGE_CHANNELS, SIDE_CHANNELS, first_pairs, first_pool, serves
 from sosn.kernel.norm_pool import norm_pool_batch, norm_pool_fixed
 from sosn.kernel.pair_pool import pair_pool_batch, pair_pool_fixed
 
@@ -36,12 +37,7 @@ def run_pairs(layers: nn.Sequential, support: Tensor, query: Tensor) -> Tensor:
     support (E, L, P, S, K, K) and query (E, Q, P, S, K, K) are stacked for each of P permutations; result (E·Q·L, C, h, w).
     """
     first, *others = _blocks(layers)
-    weight = first.convolution.weight.unflatten(1, (support.shape[2], 2, support.shape[3]))
-    sides = []
-    for number, side in enumerate((support, query)):  # the convolution is linear: once an image, not once a pair
-        maps = F.conv2d(_channels_last(side.flatten(2, 3).flatten(0, 1)), _channels_last(weight[:, :, number].flatten(1, 2)))
-        sides.append(maps.unflatten(0, side.shape[:2]))
-    maps = first.join(*sides).flatten(0, 2)
+    maps = first.run_pairs(support, query).flatten(0, 2)
     for one in others:
         maps = one.run(maps)
     return maps
@@ -80,6 +76,13 @@ class _Block:
             for layer in self.after:
                 maps = layer(maps)
             return maps
+        if norm.training and self.pool and serves(maps, convolution.weight, IMAGE_CHANNELS):
+            parameters = (convolution.weight, convolution.bias, norm.weight, norm.bias)
+            padding = convolution.padding[0]
+            assert isinstance(padding, int)
+            result, mean, var = first_pool(maps, *parameters, norm.eps, padding, self.relu)
+            self._track(mean, var, len(maps) * (maps.shape[2] + 2 * padding - 2) * (maps.shape[3] + 2 * padding - 2))
+            return result
         maps = F.conv2d(_channels_last(maps), convolution.weight, None, convolution.stride, convolution.padding)
         if not norm.training:
             return norm_pool_fixed(maps, *affine(convolution, norm), self.pool, self.relu)
@@ -87,7 +90,24 @@ class _Block:
         self._track(mean, var, maps.numel() // len(mean))
         return result
 
-    def join(self, support: Tensor, query: Tensor) -> Tensor:
+    def run_pairs(self, support: Tensor, query: Tensor) -> Tensor:
+        """The block of every pair, (E, L, P, S, K, K), (E, Q, P, S, K, K) → (E, Q, L, C, h, w)."""
+        convolution, norm, way = self.convolution, self.norm, support.shape[1]
+        maps = query.flatten(2, 3).flatten(0, 1)
+        if on_triton(query) and norm.training and serves(maps, convolution.weight, SIDE_CHANNELS, way):
+            parameters = (convolution.weight, convolution.bias, norm.weight, norm.bias)
+            result, mean, var = first_pairs(support, query, *parameters, norm.eps)
+            self._track(mean, var, len(maps) * (maps.shape[2] - 2) * (maps.shape[3] - 2) * way)
+            return result
+        weight = convolution.weight.unflatten(1, (support.shape[2], 2, support.shape[3]))
+        sides = []
+        for number, side in enumerate((support, query)):  # the convolution is linear: once an image, not once a pair
+            one = _channels_last(weight[:, :, number].flatten(1, 2))
+            maps = F.conv2d(_channels_last(side.flatten(2, 3).flatten(0, 1)), one)
+            sides.append(maps.unflatten(0, side.shape[:2]))
+        return self._join(*sides)
+
+    def _join(self, support: Tensor, query: Tensor) -> Tensor:
         """All that follows the convolution, of a_s + b_q for every pair: (E, Q, L, C, h, w)."""
         norm = self.norm
         if not norm.training:

@@ -5,6 +5,7 @@ functions here give what those layers give, with less of it:
 
     norm_pool   batch norm, 2×2 max-pooling and ReLU of a map, in one pass over it (two in training)
     pair_pool   the same of a_s + b_q for every pair of a class and a query, from the maps of each side alone
+    first_block the same together with the convolution before it, of maps or of pairs, where it has few input channels
 
 They are chosen by themselves: Triton on a GPU, plain PyTorch with the same algebra on the CPU. engine("plain") turns them off.
 """

@@ -1,0 +1,143 @@
+"""The first block of a net at once: a 3×3 convolution of few input channels, batch norm, 2×2 max-pooling and ReLU.
+
+The output of the convolution, by far the largest map of a net, is never stored. It is linear in the 3×3 patches p of the input,
+x = w·p, and there are few numbers in a patch, so batch norm's sums over all positions follow from one small matrix, E[p pᵀ]:
+
+    mean of x     w·E[p]                       its square    wᵀ E[p pᵀ] w
+    Σ d·x         w·Σ d·p                      Σ p·D         scale·(Σ d·p − n·(c₀·E[p] + c₁·(E[p pᵀ] w − mean·E[p])))
+
+where d is the gradient that passed pooling and ReLU, at the winner of each four, and D = scale·(d − c₀ − c₁·(x − mean)) that of
+x. What the backward pass needs of the maps is thus which of four won; that is kept, a byte for each pooled value.
+
+For pairs x = w_s·p_s + w_q·p_q with a patch of either side, and the matrix has a block of each side and one across: within an
+episode, the product of the mean patches of its classes and of its queries.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+IMAGE_CHANNELS = 3  # most channels of an image whose block goes this way
+SIDE_CHANNELS = 4  # most channels of one side of a pair
+MOST_ROWS = 2**31 - 2**16  # positions that kernels can number
+
+
+def plain(
+    maps: Tensor,
+    weight: Tensor,
+    offset: Tensor | None,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    eps: float,
+    padding: int,
+    relu: bool,
+) -> Tensor:
+    """What first_pool computes, of (B, C, H, W)."""
+    maps = F.conv2d(maps, weight, offset, padding=padding)
+    maps = F.max_pool2d(F.batch_norm(maps, None, None, norm_weight, norm_bias, training=True, eps=eps), 2)
+    return F.relu(maps) if relu else maps
+
+
+def plain_pairs(
+    support: Tensor, query: Tensor, weight: Tensor, offset: Tensor | None, norm_weight: Tensor, norm_bias: Tensor, eps: float
+) -> Tensor:
+    """What first_pairs computes: (E, L, P, S, H, W), (E, Q, P, S, H, W) → (E, Q, L, C, h, w)."""
+    left = support.unsqueeze(1).expand(-1, query.shape[1], *support.shape[1:])
+    right = query.unsqueeze(2).expand(-1, -1, support.shape[1], *query.shape[2:])
+    pairs = torch.cat((left, right), 4)  # (E, Q, L, P, 2S, H, W)
+    pooled = plain(pairs.flatten(0, 2).flatten(1, 2), weight, offset, norm_weight, norm_bias, eps, 0, True)
+    result: Tensor = pooled.unflatten(0, pairs.shape[:3])
+    return result
+
+
+def serves(maps: Tensor, weight: Tensor, most: int, partners: int = 1) -> bool:
+    """Whether maps (B, C, H, W) have few enough channels, each taken with so many partners.
+
+    In Triton's interpreter any precision will do; on a GPU it takes half precision to beat other convolutions.
+    """
+    half = not maps.is_cuda or _precision(maps) in (torch.bfloat16, torch.float16)
+    rows = maps.shape[0] * maps.shape[2] * maps.shape[3] * partners
+    return half and maps.shape[1] <= most and weight.shape[2:] == (3, 3) and min(maps.shape[2:]) >= 4 and rows < MOST_ROWS
+
+
+def first_pool(
+    maps: Tensor,
+    weight: Tensor,
+    offset: Tensor | None,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    eps: float,
+    padding: int,
+    relu: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The block, (B, c, H, W) → (B, C, h, w), and the mean and (biased) variance of the convolution without its bias.
+
+    offset is that bias: batch norm takes it away again, so its gradient is 0.
+    """
+    how = _How(eps, relu, padding, weight.shape[1], _precision(maps))
+    result, mean, var = _Block.apply(None, maps.unsqueeze(0), weight, offset, norm_weight, norm_bias, how)
+    return result.squeeze(0), mean, var
+
+
+def first_pairs(
+    support: Tensor, query: Tensor, weight: Tensor, offset: Tensor | None, norm_weight: Tensor, norm_bias: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The block of every pair: (E, L, P, S, H, W), (E, Q, P, S, H, W) → (E, Q, L, C, h, w), with mean and variance as above."""
+    how = _How(eps, True, 0, support.shape[3], _precision(query))
+    result: tuple[Tensor, Tensor, Tensor] = _Block.apply(
+        support.flatten(2, 3), query.flatten(2, 3), weight, offset, norm_weight, norm_bias, how
+    )
+    return result
+
+
+@dataclass(frozen=True)
+class _How:
+    eps: float
+    relu: bool
+    padding: int
+    group: int  # input channels of the weight that belong to one side, before as many of the other follow
+    precision: torch.dtype  # of the factors in matrix products
+
+
+def _precision(maps: Tensor) -> torch.dtype:
+    """What a convolution would compute in."""
+    kind = maps.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else maps.dtype
+
+
+class _Block(torch.autograd.Function):
+    """Support (E, L, C, H, W), or None for maps by themselves, and query (E, Q, C, H, W)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, support: Tensor | None, query: Tensor, weight: Tensor, offset: Tensor | None, norm_weight: Tensor,
+        norm_bias: Tensor, how: _How,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        from sosn.kernel.triton_first_block import Layout, forward, statistics
+
+        layout = Layout(how.group, how.padding, how.precision)
+        sides = [side.contiguous() for side in (support, query) if side is not None]
+        moments = statistics(sides, weight, norm_weight, norm_bias, layout, how.eps)
+        mean, var, _, scale, shift = moments.values
+        result, winners = forward(sides, weight, scale, shift, layout, how.relu)
+        ctx.save_for_backward(*sides, weight, winners, *moments)
+        ctx.layout, ctx.offset, ctx.sides = layout, offset is not None, len(sides)
+        ctx.mark_non_differentiable(mean, var)
+        return result, mean, var
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        from sosn.kernel.triton_first_block import Moments, backward
+
+        sides, (weight, winners, *moments) = ctx.saved_tensors[: ctx.sides], ctx.saved_tensors[ctx.sides :]
+        missing = 2 - ctx.sides  # without pairs there is no support
+        inputs, d_weight, d_norm_weight, d_norm_bias = backward(
+            sides, weight, winners, Moments(*moments), gradient, ctx.needs_input_grad[missing:2], ctx.layout
+        )
+        offset = torch.zeros_like(d_norm_bias) if ctx.offset else None
+        return *[None] * missing, *inputs, d_weight, offset, d_norm_weight, d_norm_bias, None
