@@ -81,6 +81,24 @@ def test_norm_pool_is_batch_norm_pooling_and_relu(
     close(fixed, norm_pool.plain(here[0], here[1], here[2], nothing, one, 1e-30, pool, relu), TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize(("weight", "bias"), [(0.0, 0.5), (1e-5, 0.0), (-0.01, 3.0), (0.3, 1.0), (-2.0, 1.0)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.usefixtures("triton")
+def test_norm_pool_finds_normalised_values_however_small_the_weight(
+    draw: Callable[..., Tensor], dtype: torch.dtype, weight: float, bias: float
+) -> None:
+    kind = torch.float64 if dtype == torch.float64 else torch.float32
+    maps = draw(6, 3, 8, 8).to(device(), dtype)
+    scale, shift = (torch.tensor(values, device=device(), dtype=kind) for values in ([1.0, weight, -0.5], [0.2, bias, -0.1]))
+    inputs = [tensor.requires_grad_() for tensor in (maps, scale, shift)]
+    result = norm_pool.norm_pool_batch(maps, scale, shift, None, 1e-5, True, True)[0]
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    expected = norm_pool.plain(exact[0], exact[1], exact[2], None, None, 1e-5, True, True)
+    passing = draw(*expected.shape).bfloat16().double()
+    for ours, theirs in zip(gradients(result, passing, *inputs), gradients(expected, passing, *exact), strict=True):
+        close(ours, theirs, TOLERANCE[dtype] / 2)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("episodes", "way", "queries", "channels", "side"), [(2, 3, 5, 6, 6), (1, 2, 7, 4, 5), (2, 5, 2, 3, 4), (1, 40, 3, 2, 4)]
@@ -226,6 +244,32 @@ def test_a_first_block_of_pairs_is_that_of_stacked_pairs(
     )
     convolved = nn.functional.conv2d(pairs, exact[2])
     check_first_block(dtype, ours, expected, convolved, inputs, exact, draw(*expected.shape))
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("inputs", [2, 12], ids=["first block", "any block"])
+@pytest.mark.usefixtures("triton")
+def test_running_statistics_are_those_of_batch_norm(draw: Callable[..., Tensor], momentum: float | None, inputs: int) -> None:
+    def fresh() -> nn.Sequential:
+        torch.manual_seed(2)
+        made = nn.Sequential(nn.Conv2d(inputs, 5, 3), nn.BatchNorm2d(5, momentum=momentum), nn.MaxPool2d(2), nn.ReLU())
+        return made.double().to(device())
+
+    ours, theirs = fresh(), fresh()
+    if torch.cuda.is_available() and inputs == 2:
+        pytest.skip("on a GPU first blocks take these kernels in half precision")
+    for step in range(3):
+        maps = (draw(2, inputs, 7, 6) + step).to(device())
+        layers.run(ours, maps)
+        with engine("plain"):
+            layers.run(theirs, maps)
+    for mine, other in zip(ours.buffers(), theirs.buffers(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-12)
+    before = [buffer.clone() for buffer in ours.buffers()]
+    ours[1].track_running_stats = False  # type: ignore[assignment]
+    layers.run(ours, maps)
+    for buffer, same in zip(ours.buffers(), before, strict=True):
+        assert buffer.equal(same)
 
 
 @pytest.mark.usefixtures("triton")

@@ -10,6 +10,7 @@ from sosn.kernel import enabled, on_triton
 from sosn.kernel.first_block import IMAGE_CHANNELS, SIDE_CHANNELS, first_pairs, first_pool, serves
 from sosn.kernel.norm_pool import norm_pool_batch, norm_pool_fixed
 from sosn.kernel.pair_pool import pair_pool_batch, pair_pool_fixed
+from sosn.kernel.running import Running
 
 
 def block(inputs: int, outputs: int, padding: int, pool: bool) -> list[nn.Module]:
@@ -65,6 +66,15 @@ class _Block:
     def relu(self) -> bool:
         return any(isinstance(layer, nn.ReLU) for layer in self.after)
 
+    @property
+    def running(self) -> Running | None:
+        """Batch norm's running statistics, if it keeps any."""
+        norm = self.norm
+        if not norm.track_running_stats or norm.running_mean is None or norm.running_var is None:
+            return None
+        assert norm.num_batches_tracked is not None
+        return Running(norm.running_mean, norm.running_var, norm.num_batches_tracked, norm.momentum)
+
     def run(self, maps: Tensor) -> Tensor:
         convolution, norm = self.convolution, self.norm
         if not on_triton(maps) or (torch.is_grad_enabled() and not norm.training):
@@ -80,15 +90,12 @@ class _Block:
             parameters = (convolution.weight, convolution.bias, norm.weight, norm.bias)
             padding = convolution.padding[0]
             assert isinstance(padding, int)
-            result, mean, var = first_pool(maps, *parameters, norm.eps, padding, self.relu)
-            self._track(mean, var, len(maps) * (maps.shape[2] + 2 * padding - 2) * (maps.shape[3] + 2 * padding - 2))
-            return result
+            return first_pool(maps, *parameters, norm.eps, padding, self.relu, self.running)[0]
         maps = F.conv2d(_channels_last(maps), convolution.weight, None, convolution.stride, convolution.padding)
         if not norm.training:
             return norm_pool_fixed(maps, *affine(convolution, norm), self.pool, self.relu)
-        result, mean, var = norm_pool_batch(maps, norm.weight, norm.bias, convolution.bias, norm.eps, self.pool, self.relu)
-        self._track(mean, var, maps.numel() // len(mean))
-        return result
+        after = (norm.eps, self.pool, self.relu, self.running)
+        return norm_pool_batch(maps, norm.weight, norm.bias, convolution.bias, *after)[0]
 
     def run_pairs(self, support: Tensor, query: Tensor) -> Tensor:
         """The block of every pair, (E, L, P, S, K, K), (E, Q, P, S, K, K) → (E, Q, L, C, h, w)."""
@@ -96,9 +103,7 @@ class _Block:
         maps = query.flatten(2, 3).flatten(0, 1)
         if on_triton(query) and norm.training and serves(maps, convolution.weight, SIDE_CHANNELS, way):
             parameters = (convolution.weight, convolution.bias, norm.weight, norm.bias)
-            result, mean, var = first_pairs(support, query, *parameters, norm.eps)
-            self._track(mean, var, len(maps) * (maps.shape[2] - 2) * (maps.shape[3] - 2) * way)
-            return result
+            return first_pairs(support, query, *parameters, norm.eps, self.running)[0]
         weight = convolution.weight.unflatten(1, (support.shape[2], 2, support.shape[3]))
         sides = []
         for number, side in enumerate((support, query)):  # the convolution is linear: once an image, not once a pair
@@ -113,21 +118,9 @@ class _Block:
         if not norm.training:
             return pair_pool_fixed(support, query, *affine(self.convolution, norm))
         result, mean, var = pair_pool_batch(support, query, norm.weight, norm.bias, self.convolution.bias, norm.eps)
-        self._track(mean, var, query.numel() // len(mean) * support.shape[1])
+        if self.running is not None:
+            self.running.update(mean, var, self.convolution.bias, query.numel() // len(mean) * support.shape[1])
         return result
-
-    @torch.no_grad()
-    def _track(self, mean: Tensor, var: Tensor, count: int) -> None:
-        """Batch norm's running statistics, from those of a batch whose convolution left out its bias."""
-        norm = self.norm
-        if not norm.track_running_stats or norm.running_mean is None or norm.running_var is None:
-            return
-        assert norm.num_batches_tracked is not None
-        norm.num_batches_tracked += 1
-        share = norm.momentum if norm.momentum is not None else 1 / norm.num_batches_tracked
-        bias = 0 if self.convolution.bias is None else self.convolution.bias
-        norm.running_mean.mul_(1 - share).add_((mean + bias) * share)
-        norm.running_var.mul_(1 - share).add_(var * (share * count / max(count - 1, 1)))
 
 
 def _blocks(layers: nn.Sequential) -> list[_Block]:

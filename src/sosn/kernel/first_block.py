@@ -21,6 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from sosn.kernel.running import Running
+
 IMAGE_CHANNELS = 3  # most channels of an image whose block goes this way
 SIDE_CHANNELS = 4  # most channels of one side of a pair
 MOST_ROWS = 2**31 - 2**16  # positions that kernels can number
@@ -73,21 +75,29 @@ def first_pool(
     eps: float,
     padding: int,
     relu: bool,
+    running: Running | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The block, (B, c, H, W) → (B, C, h, w), and the mean and (biased) variance of the convolution without its bias.
 
-    offset is that bias: batch norm takes it away again, so its gradient is 0.
+    offset is that bias: batch norm takes it away again, so its gradient is 0. The running statistics take the batch in.
     """
-    how = _How(eps, relu, padding, weight.shape[1], _precision(maps))
+    how = _How(eps, relu, padding, weight.shape[1], _precision(maps), running)
     result, mean, var = _Block.apply(None, maps.unsqueeze(0), weight, offset, norm_weight, norm_bias, how)
     return result.squeeze(0), mean, var
 
 
 def first_pairs(
-    support: Tensor, query: Tensor, weight: Tensor, offset: Tensor | None, norm_weight: Tensor, norm_bias: Tensor, eps: float
+    support: Tensor,
+    query: Tensor,
+    weight: Tensor,
+    offset: Tensor | None,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    eps: float,
+    running: Running | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The block of every pair: (E, L, P, S, H, W), (E, Q, P, S, H, W) → (E, Q, L, C, h, w), with mean and variance as above."""
-    how = _How(eps, True, 0, support.shape[3], _precision(query))
+    how = _How(eps, True, 0, support.shape[3], _precision(query), running)
     result: tuple[Tensor, Tensor, Tensor] = _Block.apply(
         support.flatten(2, 3), query.flatten(2, 3), weight, offset, norm_weight, norm_bias, how
     )
@@ -101,6 +111,7 @@ class _How:
     padding: int
     group: int  # input channels of the weight that belong to one side, before as many of the other follow
     precision: torch.dtype  # of the factors in matrix products
+    running: Running | None
 
 
 def _precision(maps: Tensor) -> torch.dtype:
@@ -121,7 +132,7 @@ class _Block(torch.autograd.Function):
 
         layout = Layout(how.group, how.padding, how.precision)
         sides = [side.contiguous() for side in (support, query) if side is not None]
-        moments = statistics(sides, weight, norm_weight, norm_bias, layout, how.eps)
+        moments = statistics(sides, weight, offset, norm_weight, norm_bias, layout, how.eps, how.running)
         mean, var, _, scale, shift = moments.values
         result, winners = forward(sides, weight, scale, shift, layout, how.relu)
         ctx.save_for_backward(*sides, weight, winners, *moments)
@@ -136,8 +147,7 @@ class _Block(torch.autograd.Function):
 
         sides, (weight, winners, *moments) = ctx.saved_tensors[: ctx.sides], ctx.saved_tensors[ctx.sides :]
         missing = 2 - ctx.sides  # without pairs there is no support
-        inputs, d_weight, d_norm_weight, d_norm_bias = backward(
+        inputs, d_weight, d_norm_weight, d_norm_bias, offset = backward(
             sides, weight, winners, Moments(*moments), gradient, ctx.needs_input_grad[missing:2], ctx.layout
         )
-        offset = torch.zeros_like(d_norm_bias) if ctx.offset else None
-        return *[None] * missing, *inputs, d_weight, offset, d_norm_weight, d_norm_bias, None
+        return *[None] * missing, *inputs, d_weight, offset if ctx.offset else None, d_norm_weight, d_norm_bias, None

@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from sosn.kernel.running import Running
+
 
 def plain(
     maps: Tensor, weight: Tensor, bias: Tensor, mean: Tensor | None, var: Tensor | None, eps: float, pool: bool, relu: bool
@@ -18,14 +20,21 @@ def plain(
 
 
 def norm_pool_batch(
-    maps: Tensor, weight: Tensor, bias: Tensor, offset: Tensor | None, eps: float, pool: bool, relu: bool
+    maps: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    offset: Tensor | None,
+    eps: float,
+    pool: bool,
+    relu: bool,
+    running: Running | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normalised by the batch's own statistics: the result, and the batch's mean and (biased) variance, by Triton.
 
     offset is the bias of the convolution that made the maps, left out there: batch norm takes it away again, so its gradient
-    is 0.
+    is 0. The running statistics take the batch in.
     """
-    result: tuple[Tensor, Tensor, Tensor] = _Batch.apply(maps, weight, bias, offset, eps, pool, relu)
+    result: tuple[Tensor, Tensor, Tensor] = _Batch.apply(maps, weight, bias, offset, eps, pool, relu, running)
     return result
 
 
@@ -37,32 +46,32 @@ def norm_pool_fixed(maps: Tensor, scale: Tensor, shift: Tensor, pool: bool, relu
 
 
 class _Batch(torch.autograd.Function):
-    """Saves the map alone: which of the four won is found again in the backward pass."""
+    """Saves the map and the result, the next layer's input: which of the four won is found again in the backward pass."""
 
     @staticmethod
     def forward(
-        ctx: Any, maps: Tensor, weight: Tensor, bias: Tensor, offset: Tensor | None, eps: float, pool: bool, relu: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx: Any, maps: Tensor, weight: Tensor, bias: Tensor, offset: Tensor | None, eps: float, pool: bool, relu: bool,
+        running: Running | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         from sosn.kernel.triton_norm_pool import apply, moments
 
         maps = _last(maps)
-        mean, var = moments(maps)
-        inverse = (var + eps).rsqrt()
-        scale = weight * inverse
-        shift = bias - mean * scale
-        ctx.save_for_backward(maps, mean, inverse, scale, shift)
+        values = moments(maps, weight, bias, offset, eps, running)
+        mean, var, _, scale, shift = values
+        result = apply(maps, scale, shift, pool, relu)
+        ctx.save_for_backward(maps, result, values, weight, bias)
         ctx.pool, ctx.relu, ctx.offset = pool, relu, offset is not None
         ctx.mark_non_differentiable(mean, var)
-        return apply(maps, scale, shift, pool, relu), mean, var
+        return result, mean, var
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         from sosn.kernel.triton_norm_pool import backward
 
-        maps, mean, inverse, scale, shift = ctx.saved_tensors
-        maps, weight, bias = backward(maps, _last(gradient), mean, inverse, scale, shift, ctx.pool, ctx.relu)
-        return maps, weight, bias, torch.zeros_like(bias) if ctx.offset else None, None, None, None
+        maps, result, values, weight, bias = ctx.saved_tensors
+        maps, weight, bias, offset = backward(maps, result, _last(gradient), values, weight, bias, ctx.pool, ctx.relu)
+        return maps, weight, bias, offset if ctx.offset else None, None, None, None, None
 
 
 def _last(maps: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ positions; number n of the four lies in row n // 2 and column n % 2. The numbers
 program stays for many tiles of cells, so that weights are loaded and sums are stored once.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,10 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sosn.kernel.running import Running
 from sosn.kernel.triton_launch import TYPES, Launch, power, wide
+from sosn.kernel.triton_statistics import FILTERS, count_batch, pointers, store_values, tracking
 
 CHANNELS = 64  # filters that one program takes at most
-FILTERS = 16  # filters that one program of the small kernels takes
 GRAM = Launch(128, 8, 1, 528)
 FORWARD, FORWARD_PAIRS = Launch(64, 8, 1, 1056), Launch(64, 4, 1, 1056)
 COLLECT, COLLECT_PAIRS = Launch(64, 8, 2, 1056), Launch(64, 8, 3, 1056, 128)
@@ -48,8 +50,9 @@ class Layout(NamedTuple):
 
 
 def statistics(
-    sides: Sequence[Tensor], weight: Tensor, norm_weight: Tensor, norm_bias: Tensor, layout: Layout, eps: float
-) -> Moments:
+    sides: Sequence[Tensor], weight: Tensor, offset: Tensor | None, norm_weight: Tensor, norm_bias: Tensor, layout: Layout,
+    eps: float, running: Running | None,
+) -> Moments:  # fmt: skip
     """Statistics of the convolution's output over all positions, of all pairs where there are two sides (E, M, c, H, W)."""
     channels, height, width = sides[-1].shape[2:]
     kind, precision = wide(layout.precision), layout.precision
@@ -65,19 +68,21 @@ def statistics(
     area = (down // step) * (across // step)
     programs = GRAM.grid(max(len(left) for left, _, _ in jobs) * area)
     grams = torch.empty(len(jobs), programs, length, length, device=weight.device, dtype=kind)
-    for (left, right, factor), gram in zip(jobs, grams, strict=True):
+    for number, (left, right, factor) in enumerate(jobs):
         _gram[(programs,)](
-            left, right, gram, len(left) * area, across // step, area, height, width, GRAM.block, channels, patch, step, length,
-            layout.padding, left is right, TYPES[factor], TYPES[kind], **GRAM.options,
+            left, right, grams[number], pointers(running)[2], len(left) * area, across // step, area, height, width,
+            GRAM.block, channels, patch, step, length, layout.padding, left is right, running is not None and number == 0,
+            TYPES[factor], TYPES[kind], **GRAM.options,
         )  # fmt: skip
     filters, numbers = weight.shape[0], len(sides) * 9 * channels
     values = torch.empty(5, filters, device=weight.device, dtype=kind)
     products = torch.empty(numbers, filters, device=weight.device, dtype=torch.float64)
     averages = torch.empty(numbers, device=weight.device, dtype=torch.float64)
     _settle[(triton.cdiv(filters, FILTERS),)](
-        grams.sum(1, dtype=torch.float64), weight, norm_weight, norm_bias, values, products, averages, filters,
+        grams.sum(1, dtype=torch.float64), weight, offset, norm_weight, norm_bias, values, products, averages,
+        *pointers(running), math.prod(side.shape[1] for side in sides) * sides[0].shape[0] * down * across, filters,
         *weight.stride(), length, channels, layout.group, len(sides), patch, power(9 * channels), FILTERS, eps,
-        TYPES[precision],
+        *tracking(running), TYPES[precision],
     )  # fmt: skip
     return Moments(values, products, averages, means)
 
@@ -106,8 +111,8 @@ def forward(
 def backward(
     sides: Sequence[Tensor], weight: Tensor, winners: Tensor, moments: Moments, gradient: Tensor, needed: Sequence[bool],
     layout: Layout,
-) -> tuple[list[Tensor | None], Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of the sides, where needed, of the convolution's weight and of batch norm's weight and bias."""
+) -> tuple[list[Tensor | None], Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of the sides, where needed, the convolution's weight, batch norm's weight and bias, and the other bias, 0."""
     gradient = gradient.movedim(-3, -1).contiguous()
     channels, height, width = sides[0].shape[2:]
     filters, kind, scale = weight.shape[0], wide(layout.precision), moments.values[3]
@@ -118,7 +123,7 @@ def backward(
         total, column = _collected(side, partners, weight, winners, scale, gradient, number, len(sides), wanted, layout)
         totals.append(total)
         columns.append(column)
-    d_weight, d_norm = torch.empty_like(weight), torch.empty(2, filters, device=weight.device, dtype=scale.dtype)
+    d_weight, d_norm = torch.empty_like(weight), torch.empty(3, filters, device=weight.device, dtype=scale.dtype)
     factors = torch.empty(2, filters, device=weight.device, dtype=torch.float64)
     down, across = layout.positions(height, width)
     count = winners.numel() // (winners.shape[-3] * winners.shape[-2] * filters) * down * across
@@ -137,7 +142,7 @@ def backward(
     inputs = [
         None if column is None else _input(sides, column, n, mix, moments.means, layout) for n, column in enumerate(columns)
     ]
-    return inputs, d_weight, d_norm[1], d_norm[0]
+    return inputs, d_weight, d_norm[1], d_norm[0], d_norm[2]
 
 
 def _collected(
@@ -253,10 +258,13 @@ def _dot(left, right, start, WIDE: tl.constexpr):
 
 @triton.jit
 def _gram(
-    left, right, grams, rows, wide, area, height, width, BLOCK: tl.constexpr, C: tl.constexpr, PATCH: tl.constexpr,
-    STEP: tl.constexpr, K: tl.constexpr, PADDING: tl.constexpr, SAME: tl.constexpr, TYPE: tl.constexpr, WIDE: tl.constexpr,
+    left, right, grams, batches, rows, wide, area, height, width, BLOCK: tl.constexpr, C: tl.constexpr, PATCH: tl.constexpr,
+    STEP: tl.constexpr, K: tl.constexpr, PADDING: tl.constexpr, SAME: tl.constexpr, TRACK: tl.constexpr,
+    TYPE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Σ p pᵀ over the patches of a program, a row and a column for the 1 that follows a patch included."""
+    if TRACK:
+        count_batch(batches)
     total = tl.zeros((K, K), WIDE)
     for tile in range(tl.program_id(0), tl.cdiv(rows, BLOCK), tl.num_programs(0)):
         row = tile * BLOCK + tl.arange(0, BLOCK)
@@ -294,9 +302,10 @@ def _entry(gram, i, j, C: tl.constexpr, PATCH: tl.constexpr, K: tl.constexpr):
 
 @triton.jit
 def _settle(
-    grams, weight, norm_weight, norm_bias, values, products, averages, filters, step_o, step_c, step_y, step_x,
-    K: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, SIDES: tl.constexpr, PATCH: tl.constexpr, J: tl.constexpr,
-    FILTERS: tl.constexpr, EPS: tl.constexpr, TYPE: tl.constexpr,
+    grams, weight, offset, norm_weight, norm_bias, values, products, averages, running_mean, running_var, batches, positions,
+    filters, step_o, step_c, step_y, step_x, K: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, SIDES: tl.constexpr,
+    PATCH: tl.constexpr, J: tl.constexpr, FILTERS: tl.constexpr, EPS: tl.constexpr, TRACK: tl.constexpr,
+    MOMENTUM: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """From Σ p pᵀ of each side, and across the sides, to all that Moments holds."""
     o = tl.program_id(0) * FILTERS + tl.arange(0, FILTERS)
@@ -347,13 +356,10 @@ def _settle(
             square += product * w.to(tl.float64)
             tl.store(products + (side * 9 * C + i) * filters + o, product, known)
     var = tl.maximum(square - mean * mean, 0.0)
-    inverse = 1 / tl.sqrt(var + EPS)
-    scale = tl.load(norm_weight + o, known, 0.0).to(tl.float64) * inverse
-    tl.store(values + o, mean, known)
-    tl.store(values + filters + o, var, known)
-    tl.store(values + 2 * filters + o, inverse, known)
-    tl.store(values + 3 * filters + o, scale, known)
-    tl.store(values + 4 * filters + o, tl.load(norm_bias + o, known, 0.0).to(tl.float64) - mean * scale, known)
+    store_values(
+        values, norm_weight, norm_bias, offset, running_mean, running_var, batches, o, mean, var, filters, positions, EPS,
+        TRACK, MOMENTUM,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -533,6 +539,7 @@ def _finish(
         tl.store(d_weight + place, scale[None, :] * (passed - count * dense), inside)
     tl.store(d_norm + o, first, known)
     tl.store(d_norm + filters + o, second * inverse, known)
+    tl.store(d_norm + 2 * filters + o, tl.zeros_like(first), known)
     tl.store(factors + o, scale * c1, known)
     tl.store(factors + filters + o, scale * (c0 - c1 * mean), known)
 

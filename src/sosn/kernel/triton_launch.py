@@ -33,6 +33,11 @@ def power(number: int) -> int:
     return int(triton.next_power_of_2(number))
 
 
+def index(rows: int) -> Any:
+    """The type that numbers so many rows: divisions in 64 bits would cost more than all else."""
+    return tl.int32 if rows < 2**31 - 2**16 else tl.int64
+
+
 def wide(dtype: torch.dtype) -> torch.dtype:
     """What sums of numbers in this precision are computed in."""
     return torch.float64 if dtype == torch.float64 else torch.float32

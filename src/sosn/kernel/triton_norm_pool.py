@@ -1,93 +1,98 @@
 """norm_pool in Triton. Maps are channels-last: a row of memory is one position with all its channels."""
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS = 1024  # positions that one program of a reduction goes over
-BLOCK = 32  # positions, or cells of four, at once
+from sosn.kernel.running import Running
+from sosn.kernel.triton_launch import TYPES, Launch, index, power, wide
+from sosn.kernel.triton_statistics import count_batch, pointers, settle, totals, tracking
+
+MOMENTS = Launch(64, 4, programs=1056)  # positions
+APPLY, APPLY_FLAT = Launch(32, 4), Launch(64, 4)  # results, with and without pooling
+REDUCE, REDUCE_ROUGH = Launch(64, 8, programs=528), Launch(16, 4)  # results
+SPREAD, SPREAD_FLAT = Launch(16, 4), Launch(64, 4)  # cells, with and without pooling
+ROUGH = 0.25  # of |bias|: with a |weight| below, rounding of the result hides too much of the normalised value
+TINY = 1e-3  # a |weight| below is not divided by at all
 
 
-def moments(maps: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of each channel over all positions, from one pass: sums about the first position's values."""
+def moments(maps: Tensor, weight: Tensor, bias: Tensor, offset: Tensor | None, eps: float, running: Running | None) -> Tensor:
+    """Mean, biased variance, 1/√(variance + eps), scale and shift, (5, C), from one pass: sums about the first position."""
     rows, channels = maps.numel() // maps.shape[1], maps.shape[1]
-    programs = triton.cdiv(rows, ROWS)
-    sums = torch.empty(programs, 2, channels, device=maps.device, dtype=_wide(maps.dtype))
-    _moments[(programs,)](maps, sums, rows, channels, ROWS, BLOCK, _power(channels), _type(maps.dtype))
-    first, second = (sums.sum(0, dtype=torch.float64) / rows).unbind()
-    start = maps[0, :, 0, 0].double()
-    wide = sums.dtype
-    return (start + first).to(wide), (second - first.square()).clamp_min(0).to(wide)
+    programs = MOMENTS.grid(rows)
+    sums = torch.empty(programs, 2, channels, device=maps.device, dtype=wide(maps.dtype))
+    batches, track = pointers(running)[2], tracking(running)[0]
+    _moments[(programs,)](
+        maps, sums, batches, rows, channels, MOMENTS.block, power(channels), track, index(rows), TYPES[sums.dtype],
+        **MOMENTS.options,
+    )  # fmt: skip
+    return settle(sums, maps, weight, bias, offset, eps, rows, running)
 
 
 def apply(maps: Tensor, scale: Tensor, shift: Tensor, pool: bool, relu: bool) -> Tensor:
     """scale·maps + shift, pooled and rectified."""
     batch, channels, height, width = maps.shape
-    high, wide = (height // 2, width // 2) if pool else (height, width)
-    result = torch.empty((batch, channels, high, wide), device=maps.device, dtype=maps.dtype, memory_format=torch.channels_last)
-    cells = batch * high * wide
-    grid = (triton.cdiv(cells, BLOCK),)
-    _apply[grid](
-        maps, result, scale, shift, cells, channels, height, width, high, wide, BLOCK, _power(channels), pool, relu,
-        _type(maps.dtype),
+    high, across = (height // 2, width // 2) if pool else (height, width)
+    result = torch.empty(
+        (batch, channels, high, across), device=maps.device, dtype=maps.dtype, memory_format=torch.channels_last
+    )
+    cells = batch * high * across
+    launch = APPLY if pool else APPLY_FLAT
+    _apply[(launch.grid(cells),)](
+        maps, result, scale, shift, cells, channels, height, width, high, across, launch.block, power(channels), pool, relu,
+        index(batch * height * width), TYPES[wide(maps.dtype)], **launch.options,
     )  # fmt: skip
     return result
 
 
 def backward(
-    maps: Tensor, gradient: Tensor, mean: Tensor, inverse: Tensor, scale: Tensor, shift: Tensor, pool: bool, relu: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the maps and of batch norm's weight and bias."""
+    maps: Tensor, result: Tensor, gradient: Tensor, values: Tensor, weight: Tensor, bias: Tensor, pool: bool, relu: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of the maps, of batch norm's weight and bias, and, 0, of the bias of the convolution before."""
     batch, channels, height, width = maps.shape
-    high, wide = (height // 2, width // 2) if pool else (height, width)
-    cells = batch * high * wide
-    programs = triton.cdiv(cells, ROWS)
-    sums = torch.empty(programs, 2, channels, device=maps.device, dtype=_wide(maps.dtype))
-    block, kind = _power(channels), _type(maps.dtype)
+    high, across = (height // 2, width // 2) if pool else (height, width)
+    cells, rows = batch * high * across, batch * height * width
+    programs = REDUCE.grid(cells)
+    sums = torch.empty(programs, 2, channels, device=maps.device, dtype=values.dtype)
+    block, kind = power(channels), TYPES[values.dtype]
     _reduce[(programs,)](
-        maps, gradient, sums, scale, shift, mean, inverse, cells, channels, height, width, high, wide, ROWS, BLOCK, block,
-        pool, relu, kind,
+        result, gradient, sums, weight, bias, cells, channels, REDUCE.block, block, relu, ROUGH, TINY, index(rows), kind,
+        **REDUCE.options,
     )  # fmt: skip
-    total = sums.sum(0, dtype=torch.float64)
-    result = torch.empty_like(maps)
-    shares = (total / (batch * height * width)).to(sums.dtype)
+    _reduce_rough[(programs,)](
+        maps, gradient, sums, values, weight, bias, cells, channels, height, width, high, across, REDUCE_ROUGH.block, block,
+        pool, relu, ROUGH, TINY, index(rows), kind, **REDUCE_ROUGH.options,
+    )  # fmt: skip
+    shares, (d_bias, d_weight, nothing) = totals(sums, rows, weight.dtype)
+    d_maps = torch.empty_like(maps)
     step = 2 if pool else 1
-    down, across = triton.cdiv(height, step), triton.cdiv(width, step)  # an odd last row or column is a cell by itself
-    count = batch * down * across
-    _spread[(triton.cdiv(count, BLOCK),)](
-        maps, gradient, result, shares, scale, shift, mean, inverse, count, channels, height, width, high, wide, down, across,
-        BLOCK, block, pool, relu, kind,
+    down, along = triton.cdiv(height, step), triton.cdiv(width, step)  # an odd last row or column is a cell by itself
+    launch = SPREAD if pool else SPREAD_FLAT
+    _spread[(launch.grid(batch * down * along),)](
+        maps, gradient, d_maps, shares, values, batch * down * along, channels, height, width, high, across, down, along,
+        launch.block, block, pool, relu, index(rows), kind, **launch.options,
     )  # fmt: skip
-    return result, total[1].to(scale.dtype), total[0].to(scale.dtype)
-
-
-def _power(channels: int) -> int:
-    return int(triton.next_power_of_2(channels))
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _type(dtype: torch.dtype) -> Any:
-    return tl.float64 if dtype == torch.float64 else tl.float32
+    return d_maps, d_weight, d_bias, nothing
 
 
 @triton.jit
-def _moments(maps, sums, rows, channels, ROWS: tl.constexpr, BLOCK: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr):
+def _moments(
+    maps, sums, batches, rows, channels, BLOCK: tl.constexpr, CHANNELS: tl.constexpr, TRACK: tl.constexpr,
+    INDEX: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     program = tl.program_id(0)
+    if TRACK:
+        count_batch(batches)
     c = tl.arange(0, CHANNELS)[None, :]
     inside = c < channels
     start = tl.load(maps + c, inside, 0.0).to(WIDE)  # (1, C)
     first = tl.zeros((BLOCK, CHANNELS), WIDE)
     second = tl.zeros((BLOCK, CHANNELS), WIDE)
-    for step in range(0, ROWS, BLOCK):
-        row = program.to(tl.int64) * ROWS + step + tl.arange(0, BLOCK)[:, None]
+    for tile in range(program, tl.cdiv(rows, BLOCK), tl.num_programs(0)):
+        row = tl.full((), BLOCK, INDEX) * tile + tl.arange(0, BLOCK)[:, None]
         here = (row < rows) & inside
-        value = tl.load(maps + row * channels + c, here, 0.0).to(WIDE) - start
+        value = tl.load(maps + row.to(tl.int64) * channels + c, here, 0.0).to(WIDE) - start
         value = tl.where(here, value, 0.0)
         first += value
         second += value * value
@@ -104,16 +109,16 @@ def _cell(cell, down, across, height, width, channels, POOL: tl.constexpr):
     y = rest // across
     x = rest % across
     step: tl.constexpr = 2 if POOL else 1
-    return ((image * height + step * y) * width + step * x) * channels, image, y, x
+    return ((image * height + step * y) * width + step * x).to(tl.int64) * channels, image, y, x
 
 
 @triton.jit
 def _apply(
     maps, result, scale, shift, cells, channels, height, width, high, wide, BLOCK: tl.constexpr, CHANNELS: tl.constexpr,
-    POOL: tl.constexpr, RELU: tl.constexpr, WIDE: tl.constexpr,
+    POOL: tl.constexpr, RELU: tl.constexpr, INDEX: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     c = tl.arange(0, CHANNELS)[None, :]
-    cell = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None]
+    cell = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)[:, None]
     here = (cell < cells) & (c < channels)
     s = tl.load(scale + c, c < channels, 0.0).to(WIDE)
     t = tl.load(shift + c, c < channels, 0.0).to(WIDE)
@@ -126,69 +131,108 @@ def _apply(
         z = tl.maximum(z, tl.load(place + (width + 1) * channels, here, 0.0).to(WIDE) * s + t)
     if RELU:
         z = tl.maximum(z, 0.0)
-    tl.store(result + cell * channels + c, z, here)
+    tl.store(result + cell.to(tl.int64) * channels + c, z, here)
+
+
+@triton.jit
+def _rough(weight, bias, c, channels, ROUGH: tl.constexpr, TINY: tl.constexpr, WIDE: tl.constexpr):
+    """Weight and bias of the channels c, and whether the weight is next to nothing, so that results tell too little of x̂."""
+    w = tl.load(weight + c, c < channels, 1.0).to(WIDE)
+    b = tl.load(bias + c, c < channels, 0.0).to(WIDE)
+    return w, b, (c < channels) & ((tl.abs(w) < ROUGH * tl.abs(b)) | (tl.abs(w) < TINY))
 
 
 @triton.jit
 def _reduce(
-    maps, gradient, sums, scale, shift, mean, inverse, cells, channels, height, width, high, wide, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, CHANNELS: tl.constexpr, POOL: tl.constexpr, RELU: tl.constexpr, WIDE: tl.constexpr,
+    result, gradient, sums, weight, bias, cells, channels, BLOCK: tl.constexpr, CHANNELS: tl.constexpr, RELU: tl.constexpr,
+    ROUGH: tl.constexpr, TINY: tl.constexpr, INDEX: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Sums of the gradient that passed pooling and ReLU, and of it times the normalised value it passed to."""
-    program = tl.program_id(0)
+    """Sums of the gradient d that passed pooling and ReLU, and of d times the normalised value x̂ it passed to.
+
+    Where it passed the result is weight·x̂ + bias, so the maps are not read.
+    """
     c = tl.arange(0, CHANNELS)[None, :]
-    s = tl.load(scale + c, c < channels, 0.0).to(WIDE)
-    t = tl.load(shift + c, c < channels, 0.0).to(WIDE)
-    m = tl.load(mean + c, c < channels, 0.0).to(WIDE)
-    i = tl.load(inverse + c, c < channels, 0.0).to(WIDE)
+    known = c < channels
+    w, b, rough = _rough(weight, bias, c, channels, ROUGH, TINY, WIDE)
+    slope = 1 / tl.where(rough, 1.0, w)
     first = tl.zeros((BLOCK, CHANNELS), WIDE)
     second = tl.zeros((BLOCK, CHANNELS), WIDE)
-    for step in range(0, ROWS, BLOCK):
-        cell = program.to(tl.int64) * ROWS + step + tl.arange(0, BLOCK)[:, None]
-        here = (cell < cells) & (c < channels)
-        start, _image, _y, _x = _cell(cell, high, wide, height, width, channels, POOL)
-        place = maps + start + c
-        value = tl.load(place, here, 0.0).to(WIDE)
-        z = value * s + t
-        if POOL:
-            other = tl.load(place + channels, here, 0.0).to(WIDE)
-            value = tl.where(other * s + t > z, other, value)
-            z = tl.maximum(z, other * s + t)
-            other = tl.load(place + width * channels, here, 0.0).to(WIDE)
-            value = tl.where(other * s + t > z, other, value)
-            z = tl.maximum(z, other * s + t)
-            other = tl.load(place + (width + 1) * channels, here, 0.0).to(WIDE)
-            value = tl.where(other * s + t > z, other, value)
-            z = tl.maximum(z, other * s + t)
-        g = tl.load(gradient + cell * channels + c, here, 0.0).to(WIDE)
+    for tile in range(tl.program_id(0), tl.cdiv(cells, BLOCK), tl.num_programs(0)):
+        cell = tl.full((), BLOCK, INDEX) * tile + tl.arange(0, BLOCK)[:, None]
+        here = (cell < cells) & known
+        place = cell.to(tl.int64) * channels + c
+        z = tl.load(result + place, here, 0.0).to(WIDE)
+        g = tl.load(gradient + place, here, 0.0).to(WIDE)
         if RELU:
             g = tl.where(z > 0, g, 0.0)
         first += g
-        second += g * (value - m) * i
-    place = sums + program * 2 * channels + tl.arange(0, CHANNELS)
-    tl.store(place, tl.sum(first, 0), tl.arange(0, CHANNELS) < channels)
-    tl.store(place + channels, tl.sum(second, 0), tl.arange(0, CHANNELS) < channels)
+        second += g * ((z - b) * slope)
+    sum_at = sums + tl.program_id(0) * 2 * channels + tl.arange(0, CHANNELS)
+    tl.store(sum_at, tl.sum(first, 0), tl.arange(0, CHANNELS) < channels)
+    tl.store(sum_at + channels, tl.sum(second, 0), tl.arange(0, CHANNELS) < channels)
+
+
+@triton.jit
+def _reduce_rough(
+    maps, gradient, sums, values, weight, bias, cells, channels, height, width, high, wide, BLOCK: tl.constexpr,
+    CHANNELS: tl.constexpr, POOL: tl.constexpr, RELU: tl.constexpr, ROUGH: tl.constexpr, TINY: tl.constexpr,
+    INDEX: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """The second sum again, from the maps, for the channels whose weight is next to nothing; usually there are none."""
+    c = tl.arange(0, CHANNELS)[None, :]
+    known = c < channels
+    _w, _b, rough = _rough(weight, bias, c, channels, ROUGH, TINY, WIDE)
+    if tl.max(tl.max(rough.to(tl.int32), 1), 0) > 0:
+        m = tl.load(values + c, known, 0.0).to(WIDE)
+        i = tl.load(values + 2 * channels + c, known, 0.0).to(WIDE)
+        s = tl.load(values + 3 * channels + c, known, 0.0).to(WIDE)
+        t = tl.load(values + 4 * channels + c, known, 0.0).to(WIDE)
+        second = tl.zeros((BLOCK, CHANNELS), WIDE)
+        for tile in range(tl.program_id(0), tl.cdiv(cells, BLOCK), tl.num_programs(0)):
+            cell = tl.full((), BLOCK, INDEX) * tile + tl.arange(0, BLOCK)[:, None]
+            here = (cell < cells) & rough
+            start, _image, _y, _x = _cell(cell, high, wide, height, width, channels, POOL)
+            near = maps + start + c
+            value = tl.load(near, here, 0.0).to(WIDE)
+            top = value * s + t
+            if POOL:
+                other = tl.load(near + channels, here, 0.0).to(WIDE)
+                value = tl.where(other * s + t > top, other, value)
+                top = tl.maximum(top, other * s + t)
+                other = tl.load(near + width * channels, here, 0.0).to(WIDE)
+                value = tl.where(other * s + t > top, other, value)
+                top = tl.maximum(top, other * s + t)
+                other = tl.load(near + (width + 1) * channels, here, 0.0).to(WIDE)
+                value = tl.where(other * s + t > top, other, value)
+                top = tl.maximum(top, other * s + t)
+            g = tl.load(gradient + cell.to(tl.int64) * channels + c, here, 0.0).to(WIDE)
+            if RELU:
+                g = tl.where(top > 0, g, 0.0)
+            second += g * (value - m) * i
+        column = tl.arange(0, CHANNELS)
+        _weight, _bias, these = _rough(weight, bias, column, channels, ROUGH, TINY, WIDE)
+        tl.store(sums + (tl.program_id(0) * 2 + 1) * channels + column, tl.sum(second, 0), these)
 
 
 @triton.jit
 def _spread(
-    maps, gradient, result, shares, scale, shift, mean, inverse, cells, channels, height, width, high, wide, down, across,
-    BLOCK: tl.constexpr, CHANNELS: tl.constexpr, POOL: tl.constexpr, RELU: tl.constexpr, WIDE: tl.constexpr,
+    maps, gradient, result, shares, values, cells, channels, height, width, high, wide, down, across, BLOCK: tl.constexpr,
+    CHANNELS: tl.constexpr, POOL: tl.constexpr, RELU: tl.constexpr, INDEX: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """scale·(d − mean of d − x̂·mean of d·x̂) at every position; d is the gradient where it passed, else 0."""
     c = tl.arange(0, CHANNELS)[None, :]
     known = c < channels
-    s = tl.load(scale + c, known, 0.0).to(WIDE)
-    t = tl.load(shift + c, known, 0.0).to(WIDE)
-    m = tl.load(mean + c, known, 0.0).to(WIDE)
-    i = tl.load(inverse + c, known, 0.0).to(WIDE)
+    m = tl.load(values + c, known, 0.0).to(WIDE)
+    i = tl.load(values + 2 * channels + c, known, 0.0).to(WIDE)
+    s = tl.load(values + 3 * channels + c, known, 0.0).to(WIDE)
+    t = tl.load(values + 4 * channels + c, known, 0.0).to(WIDE)
     first = tl.load(shares + c, known, 0.0).to(WIDE)
-    second = tl.load(shares + channels + c, known, 0.0).to(WIDE)
-    cell = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)[:, None]
+    second = tl.load(shares + channels + c, known, 0.0).to(WIDE) * i
+    cell = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)[:, None]
     here = (cell < cells) & known
     start, image, y, x = _cell(cell, down, across, height, width, channels, POOL)
     pooled = here & (y < high) & (x < wide)
-    g = tl.load(gradient + ((image * high + y) * wide + x) * channels + c, pooled, 0.0).to(WIDE)
+    g = tl.load(gradient + ((image * high + y) * wide + x).to(tl.int64) * channels + c, pooled, 0.0).to(WIDE)
     place = maps + start + c
     out = result + start + c
     value = tl.load(place, here, 0.0).to(WIDE)
@@ -209,11 +253,11 @@ def _spread(
         w1 = (z1 == top) & (z < top)
         w2 = (z2 == top) & (z < top) & (z1 < top)
         w3 = (z < top) & (z1 < top) & (z2 < top)
-        tl.store(out, s * (tl.where(w, g, 0.0) - first - (value - m) * i * second), here)
-        tl.store(out + channels, s * (tl.where(w1, g, 0.0) - first - (value1 - m) * i * second), right)
-        tl.store(out + width * channels, s * (tl.where(w2, g, 0.0) - first - (value2 - m) * i * second), below)
-        tl.store(out + (width + 1) * channels, s * (tl.where(w3, g, 0.0) - first - (value3 - m) * i * second), right & below)
+        tl.store(out, s * (tl.where(w, g, 0.0) - first - (value - m) * second), here)
+        tl.store(out + channels, s * (tl.where(w1, g, 0.0) - first - (value1 - m) * second), right)
+        tl.store(out + width * channels, s * (tl.where(w2, g, 0.0) - first - (value2 - m) * second), below)
+        tl.store(out + (width + 1) * channels, s * (tl.where(w3, g, 0.0) - first - (value3 - m) * second), right & below)
     else:
         if RELU:
             g = tl.where(z > 0, g, 0.0)
-        tl.store(out, s * (g - first - (value - m) * i * second), here)
+        tl.store(out, s * (g - first - (value - m) * second), here)

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sosn.kernel.triton_norm_pool import _power, _type, _wide
+from sosn.kernel.triton_launch import TYPES, power, wide
 
 ELEMENTS = 1024  # of a map that one program of the sums over members takes
 PIXELS = 16  # pooled positions of a map that one program takes
@@ -15,9 +15,9 @@ def side_moments(maps: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance over the members at each position, (E, M, C, H, W) → (E, C, H, W) twice."""
     episodes, members, channels, height, width = maps.shape
     length = channels * height * width
-    result = torch.empty(2, episodes, height, width, channels, device=maps.device, dtype=_wide(maps.dtype))
+    result = torch.empty(2, episodes, height, width, channels, device=maps.device, dtype=wide(maps.dtype))
     _side_moments[(episodes, triton.cdiv(length, ELEMENTS))](
-        maps, result[0], result[1], members, length, ELEMENTS, _type(maps.dtype)
+        maps, result[0], result[1], members, length, ELEMENTS, TYPES[wide(maps.dtype)]
     )
     mean, var = result.movedim(-1, -3)
     return mean, var
@@ -26,11 +26,11 @@ def side_moments(maps: Tensor) -> tuple[Tensor, Tensor]:
 def forward(support: Tensor, query: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """relu(pool(scale·(a + b) + shift)) of every pair: (E, L, C, H, W), (E, Q, C, H, W) → (E, Q, L, C, H/2, W/2)."""
     episodes, way, channels, height, width = support.shape
-    queries, high, wide = query.shape[1], height // 2, width // 2
-    result = torch.empty(episodes, queries, way, high, wide, channels, device=support.device, dtype=support.dtype)
-    _forward[(episodes * queries, triton.cdiv(high * wide, PIXELS))](
-        support, query, result, scale, shift, queries, way, channels, height, width, high, wide, PIXELS, _power(channels),
-        _type(support.dtype),
+    queries, high, across = query.shape[1], height // 2, width // 2
+    result = torch.empty(episodes, queries, way, high, across, channels, device=support.device, dtype=support.dtype)
+    _forward[(episodes * queries, triton.cdiv(high * across, PIXELS))](
+        support, query, result, scale, shift, queries, way, channels, height, width, high, across, PIXELS, power(channels),
+        TYPES[wide(support.dtype)],
     )  # fmt: skip
     return result.movedim(-1, -3)
 
@@ -40,17 +40,17 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients (E, Q, L, H/2, W/2, C) that passed, summed over the partners of each map, and Σ d and Σ d·x over all pairs."""
     episodes, _, channels, height, width = support.shape
-    queries, high, wide = query.shape[1], height // 2, width // 2
+    queries, high, across = query.shape[1], height // 2, width // 2
     make = torch.zeros if height % 2 or width % 2 else torch.empty  # positions that no cell has get nothing
-    blocks = triton.cdiv(high * wide, PIXELS)
-    sums = torch.empty(2, episodes * queries * blocks, channels, device=support.device, dtype=_wide(support.dtype))
+    blocks = triton.cdiv(high * across, PIXELS)
+    sums = torch.empty(2, episodes * queries * blocks, channels, device=support.device, dtype=wide(support.dtype))
     results = []
     for own, other, mine in ((support, query, False), (query, support, True)):
         members = own.shape[1]
         result = make(episodes, members, height, width, channels, device=own.device, dtype=own.dtype)
         _backward[(blocks, episodes * members)](
             own, other, gradient, result, sums[0], sums[1], scale, shift, members, other.shape[1], channels, height, width,
-            high, wide, PIXELS, _power(channels), mine, _type(own.dtype),
+            high, across, PIXELS, power(channels), mine, TYPES[wide(own.dtype)],
         )  # fmt: skip
         results.append(result.movedim(-1, -3))
     total, product = sums.sum(1, dtype=torch.float64).to(sums.dtype)
@@ -63,7 +63,19 @@ def spread(passed: Tensor, maps: Tensor, partner: Tensor, partners: int, mean: T
     length = channels * height * width
     result = torch.empty(episodes, members, height, width, channels, device=maps.device, dtype=maps.dtype)
     _spread[(episodes * members, triton.cdiv(length, ELEMENTS))](
-        passed, maps, partner, result, mean, scale, shares, members, partners, length, channels, ELEMENTS, _type(maps.dtype)
+        passed,
+        maps,
+        partner,
+        result,
+        mean,
+        scale,
+        shares,
+        members,
+        partners,
+        length,
+        channels,
+        ELEMENTS,
+        TYPES[wide(maps.dtype)],
     )
     return result.movedim(-1, -3)
 
