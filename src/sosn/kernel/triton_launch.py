@@ -24,7 +24,7 @@ class Launch(NamedTuple):
 
     def grid(self, rows: int) -> int:
         """Programs that share so many rows evenly."""
-        tiles = int(triton.cdiv(rows, self.block))
+        tiles = max(1, int(triton.cdiv(rows, self.block)))
         return int(triton.cdiv(tiles, triton.cdiv(tiles, self.programs))) if self.programs else tiles
 
 
