@@ -65,7 +65,7 @@ def run_bench(device: str = "auto", quick: bool = False, say: Callable[[str], No
             document["evaluation"].append(_evaluation(shape, place, quick))
         for name, row in GROWTH.items():
             say(f"growth with {name}")
-            document["growth"][name] = [_growth(shape, place) for shape in (row[:1] if quick else row)]
+            document["growth"][name] = [_growth(shape, place, quick) for shape in (row[:1] if quick else row)]
     finally:
         torch.backends.cudnn.benchmark = before
     return document
@@ -112,11 +112,10 @@ def _evaluation(shape: Shape, device: torch.device, quick: bool) -> dict[str, An
     return {"shape": str(shape), "seconds_per_episode": seconds}
 
 
-def _growth(shape: Shape, device: torch.device) -> dict[str, Any]:
+def _growth(shape: Shape, device: torch.device, quick: bool) -> dict[str, Any]:
     """Milliseconds that the engine takes to train one episode."""
-    seconds, memory = _take_turns(
-        {"engine": partial(training_step, shape, 1, device, device.type == "cuda", "auto")}, device, True
-    )
+    makers = {"engine": partial(training_step, shape, 1, device, device.type == "cuda", "auto")}
+    seconds, memory = _take_turns(makers, device, quick)
     return {"shape": str(shape), "ms_per_episode": 1e3 * seconds["engine"], "peak_gib": memory["engine"]}
 
 

@@ -233,7 +233,7 @@ def _weights(
     c = k // (PATCH * PATCH)
     y = k // PATCH % PATCH - Y
     x = k % PATCH - X
-    inside = (c < C) & (y >= 0) & (y < 3) & (x >= 0) & (x < 3) & (o < filters)
+    inside = (c < C) & (side < SIDES) & (y >= 0) & (y < 3) & (x >= 0) & (x < 3) & (o < filters)
     channel = c // GROUP * (SIDES * GROUP) + side * GROUP + c % GROUP
     return tl.load(weight + o * step_o + channel * step_c + y * step_y + x * step_x, inside, 0.0).to(TYPE)
 
@@ -326,23 +326,9 @@ def _settle(
             cross = grams + 2 * K * K
             pairs = _entry(cross, 9 * C, 9 * C, C, PATCH, K)
             other = _weights(
-                weight,
-                o[None, :],
-                j[:, None],
-                1 - side,
-                filters,
-                step_o,
-                step_c,
-                step_y,
-                step_x,
-                C,
-                GROUP,
-                SIDES,
-                3,
-                0,
-                0,
+                weight, o[None, :], j[:, None], 1 - side, filters, step_o, step_c, step_y, step_x, C, GROUP, SIDES, 3, 0, 0,
                 TYPE,
-            ).to(tl.float64)
+            ).to(tl.float64)  # fmt: skip
         for i in range(9 * C):
             product = tl.sum(_entry(gram, i, j, C, PATCH, K)[:, None] * own, 0) / count
             if SIDES == 2:
