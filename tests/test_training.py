@@ -340,6 +340,22 @@ def test_a_run_is_not_resumed_under_options_its_first_command_left_alone(tmp_pat
     assert load_recipe(str(tmp_path / "run")).model.options["permutations"] == 1  # defaults are written down
 
 
+@pytest.mark.parametrize("optimiser", ["adam", "adamw", "sgd"])
+def test_what_an_optimiser_remembers_lies_in_memory_as_the_weights_do(optimiser: str, tmp_path: Path) -> None:
+    """A fused optimiser, which a GPU has, refuses anything else."""
+    wanted = tiny(f"optimiser={optimiser}")
+    first = Trainer(wanted, Run(tmp_path / "run"), Silent())
+    first.run.create(wanted, first.contents)
+    first.advance()
+    first.save()
+    again = Trainer(wanted, first.run, Silent())
+    again.load()
+    pairs = [(weight, value) for weight, state in again.optimiser.state.items() for value in state.values()]
+    same_shape = [(weight, value) for weight, value in pairs if value.shape == weight.shape]
+    assert any(weight.dim() == 4 and not weight.is_contiguous() for weight, _ in same_shape)
+    assert all(weight.stride() == value.stride() for weight, value in same_shape)
+
+
 def test_a_checkpoint_between_validations_resumes_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sosn.training import loop
 

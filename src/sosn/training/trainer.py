@@ -214,8 +214,12 @@ class Trainer:
         for name, value in parts["average"].items():
             self.average[name].copy_(value)
         state: dict[int, dict[str, Tensor]] = {}
+        weights = list(self.method.parameters())
         for name, value in parts["optimiser"].items():
             number, _, key = name.partition(".")
+            weight = weights[int(number)]
+            if value.shape == weight.shape:  # a fused optimiser wants it in the order of the weight: channels last
+                value = torch.empty_like(weight, dtype=value.dtype).copy_(value)
             state.setdefault(int(number), {})[key] = value
         self.optimiser.load_state_dict({"state": state, "param_groups": self.optimiser.state_dict()["param_groups"]})
         self.step, self.best, self.earlier = int(about["step"]), float(about["best"]), float(about.get("seconds", 0))
