@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from sosn.kernel.running import Running
 
 IMAGE_CHANNELS = 3  # most channels of an image whose block goes this way
-SIDE_CHANNELS = 4  # most channels of one side of a pair
+SIDE_CHANNELS = 3  # most channels of one side of a pair
 MOST_ROWS = 2**31 - 2**16  # positions that kernels can number
 
 

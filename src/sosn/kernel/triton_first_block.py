@@ -20,8 +20,8 @@ from sosn.kernel.triton_statistics import FILTERS, count_batch, pointers, store_
 
 CHANNELS = 64  # filters that one program takes at most
 GRAM = Launch(128, 8, 1, 528)
-FORWARD, FORWARD_PAIRS = Launch(64, 8, 1, 1056), Launch(64, 4, 1, 1056)
-COLLECT, COLLECT_PAIRS = Launch(64, 8, 2, 1056), Launch(64, 8, 3, 1056, 128)
+FORWARD, FORWARD_PAIRS = Launch(64, 8, 1, 1056), Launch(32, 4, 1, 1056, 128)
+COLLECT, COLLECT_PAIRS = Launch(32, 4, 1, 1056), Launch(64, 4, 3, 1056)
 FOLD = Launch(256, 4)
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
@@ -116,7 +116,6 @@ def backward(
     gradient = gradient.movedim(-3, -1).contiguous()
     channels, height, width = sides[0].shape[2:]
     filters, kind, scale = weight.shape[0], wide(layout.precision), moments.values[3]
-    length = max(16, power(9 * channels + 1))
     totals, columns = [], []
     for number, (side, wanted) in enumerate(zip(sides, needed, strict=True)):
         partners = sides[1 - number].shape[1] if len(sides) == 2 else 1
@@ -129,7 +128,7 @@ def backward(
     count = winners.numel() // (winners.shape[-3] * winners.shape[-2] * filters) * down * across
     _finish[(triton.cdiv(filters, FILTERS),)](
         torch.stack(totals), weight, moments.values, moments.products, moments.averages, d_weight, d_norm, factors, count,
-        filters, *weight.stride(), length, channels, layout.group, len(sides), power(9 * channels), FILTERS,
+        filters, *weight.stride(), totals[0].shape[1], channels, layout.group, len(sides), power(9 * channels), FILTERS,
         TYPES[layout.precision],
     )  # fmt: skip
     numbers = len(sides) * 9 * channels
@@ -149,14 +148,17 @@ def _collected(
     side: Tensor, partners: int, weight: Tensor, winners: Tensor, scale: Tensor, gradient: Tensor, number: int, sides: int,
     wanted: bool, layout: Layout,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Σ d·p and Σ d over one side, (K, C), and the gradients of the patches of its cells, as far as they come from d."""
+    """Σ d·p and Σ d over one side and the gradients of the patches of its cells, as far as they come from d.
+
+    The sums (4, K, C) are of d that passed to each of four positions, times the 4×4 patch and the 1 that follows it.
+    """
     episodes, members, channels, height, width = side.shape
     high, across = layout.pooled(height, width)
     filters, kind, rows = weight.shape[0], wide(layout.precision), episodes * members * high * across
     launch = COLLECT_PAIRS if sides == 2 else COLLECT
-    block, length, programs = _filters(filters), max(16, power(9 * channels + 1)), launch.grid(rows)
+    block, length, programs = _filters(filters), max(16, power(16 * channels + 1)), launch.grid(rows)
     parts = int(triton.cdiv(filters, block))
-    sums = torch.empty(programs, length, filters, device=side.device, dtype=kind)
+    sums = torch.empty(programs, 4, length, filters, device=side.device, dtype=kind)
     shape = (parts, episodes * members, 16 * channels, high, across)
     column = torch.empty(shape, device=side.device, dtype=kind) if wanted else None
     _collect[(programs, parts)](
@@ -429,7 +431,8 @@ def _collect(
     it comes from d.
     """
     o = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
-    total = tl.zeros((K, CHANNELS), WIDE)
+    nothing = tl.zeros((K, CHANNELS), WIDE)
+    total0, total1, total2, total3 = nothing, nothing, nothing, nothing
     if COLUMNS:
         k = tl.arange(0, WHOLE)[:, None]
         s = tl.load(scale + o, o < filters, 0.0).to(WIDE)
@@ -471,15 +474,11 @@ def _collect(
         row = tile * BLOCK + tl.arange(0, BLOCK)
         image, y, x = _place(row, area, wide)
         y, x, real = 2 * y - PADDING, 2 * x - PADDING, row < rows
-        p0 = _patches(images, image, y, x, real, height, width, C, 3, K, True, PADDING, TYPE)
-        part = _dot(p0, d0.to(TYPE), tl.zeros((K, CHANNELS), WIDE), WIDE)
-        p1 = _patches(images, image, y, x + 1, real, height, width, C, 3, K, True, PADDING, TYPE)
-        part = _dot(p1, d1.to(TYPE), part, WIDE)
-        p2 = _patches(images, image, y + 1, x, real, height, width, C, 3, K, True, PADDING, TYPE)
-        part = _dot(p2, d2.to(TYPE), part, WIDE)
-        p3 = _patches(images, image, y + 1, x + 1, real, height, width, C, 3, K, True, PADDING, TYPE)
-        part = _dot(p3, d3.to(TYPE), part, WIDE)
-        total += part  # a sum of sums keeps more digits
+        patch = _patches(images, image, y, x, real, height, width, C, 4, K, True, PADDING, TYPE)
+        total0 += _dot(patch, d0.to(TYPE), nothing, WIDE)  # a sum of sums keeps more digits
+        total1 += _dot(patch, d1.to(TYPE), nothing, WIDE)
+        total2 += _dot(patch, d2.to(TYPE), nothing, WIDE)
+        total3 += _dot(patch, d3.to(TYPE), nothing, WIDE)
         if COLUMNS:
             column = _dot(d0.to(TYPE), w0, tl.zeros((BLOCK, WHOLE), WIDE), WIDE)
             column = _dot(d1.to(TYPE), w1, column, WIDE)
@@ -489,8 +488,21 @@ def _collect(
             part_of = tl.program_id(1).to(tl.int64) * (rows // area) + image
             place = (part_of[None, :] * (16 * C) + number) * area + (row % area)[None, :]
             tl.store(columns + place, tl.trans(column), (number < 16 * C) & real[None, :])
-    number = tl.arange(0, K)[:, None]
-    tl.store(sums + (tl.program_id(0) * K + number) * filters + o, total, (number < K) & (o < filters))
+    place = sums + (tl.program_id(0) * (4 * K) + tl.arange(0, K)[:, None]) * filters + o
+    tl.store(place, total0, o < filters)
+    tl.store(place + K * filters, total1, o < filters)
+    tl.store(place + 2 * K * filters, total2, o < filters)
+    tl.store(place + 3 * K * filters, total3, o < filters)
+
+
+@triton.jit
+def _passed(sums, j, o, inside, filters, K: tl.constexpr, C: tl.constexpr):
+    """Σ d times number j of the 3×3 patch that d passed to, or times the 1 after it, for filters o."""
+    value = tl.load(sums + _within(j, 0, 0, C) * filters + o, inside, 0.0)
+    value += tl.load(sums + (K + _within(j, 0, 1, C)) * filters + o, inside, 0.0)
+    value += tl.load(sums + (2 * K + _within(j, 1, 0, C)) * filters + o, inside, 0.0)
+    value += tl.load(sums + (3 * K + _within(j, 1, 1, C)) * filters + o, inside, 0.0)
+    return value
 
 
 @triton.jit
@@ -505,18 +517,19 @@ def _finish(
     mean = tl.load(values + o, known, 0.0).to(tl.float64)
     inverse = tl.load(values + 2 * filters + o, known, 0.0).to(tl.float64)
     scale = tl.load(values + 3 * filters + o, known, 0.0).to(tl.float64)
-    first = tl.load(sums + ((SIDES - 1) * K + 9 * C) * filters + o, known, 0.0)
+    first = _passed(sums + (SIDES - 1) * 4 * K * filters, 9 * C + tl.zeros_like(o), o, known, filters, K, C)
     second = -mean * first  # Σ d·(x − mean)
     j = tl.arange(0, J)[:, None]
     for side in tl.static_range(SIDES):
         w = _weights(weight, o[None, :], j, side, filters, step_o, step_c, step_y, step_x, C, GROUP, SIDES, 3, 0, 0, TYPE)
-        passed = tl.load(sums + (side * K + j) * filters + o[None, :], (j < 9 * C) & known[None, :], 0.0)
+        inside = (j < 9 * C) & known[None, :]
+        passed = _passed(sums + side * 4 * K * filters, j, o[None, :], inside, filters, K, C)
         second += tl.sum(w.to(tl.float64) * passed, 0)
     c0 = first / count
     c1 = inverse * inverse * second / count
     for side in tl.static_range(SIDES):
         inside = (j < 9 * C) & known[None, :]
-        passed = tl.load(sums + (side * K + j) * filters + o[None, :], inside, 0.0)
+        passed = _passed(sums + side * 4 * K * filters, j, o[None, :], inside, filters, K, C)
         product = tl.load(products + (side * 9 * C + j) * filters + o[None, :], inside, 0.0)
         average = tl.load(averages + side * 9 * C + j, j < 9 * C, 0.0)
         dense = c0[None, :] * average + c1[None, :] * (product - mean[None, :] * average)
