@@ -4,7 +4,7 @@ import gc
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -120,7 +120,7 @@ def _growth(shape: Shape, device: torch.device, quick: bool) -> dict[str, Any]:
 
 
 def _take_turns(
-    makers: dict[str, Callable[[], Step]], device: torch.device, quick: bool
+    makers: Mapping[str, Callable[[], Step]], device: torch.device, quick: bool
 ) -> tuple[dict[str, float], dict[str, float | None]]:
     """Seconds a call (the median of several turns) and peak memory on a GPU, of contenders that run one after the other."""
     rounds, cuda = 1 if quick else 3, device.type == "cuda"
