@@ -1,6 +1,7 @@
 """Fused kernels give what the plain formulas beside them give, in value, gradient and statistics."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -270,6 +271,114 @@ def test_running_statistics_are_those_of_batch_norm(draw: Callable[..., Tensor],
     layers.run(ours, maps)
     for buffer, same in zip(ours.buffers(), before, strict=True):
         assert buffer.equal(same)
+
+
+def make_block(inputs: int, pool: bool = True) -> nn.Sequential:
+    torch.manual_seed(2)
+    return nn.Sequential(*layers.block(inputs, 5, 0, pool)).to(device())
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("inputs", [2, 12], ids=["first block", "any block"])
+@pytest.mark.usefixtures("triton")
+def test_a_value_of_nan_comes_through_pooling_and_relu(draw: Callable[..., Tensor], inputs: int, training: bool) -> None:
+    block, maps = make_block(inputs).train(training), draw(2, inputs, 8, 8).float().to(device())
+    maps[0, 0, 3, 3] = torch.nan
+    with torch.no_grad(), torch.autocast(device(), torch.bfloat16, enabled=torch.cuda.is_available()):
+        ours = layers.run(block, maps)
+        with engine("plain"):
+            assert ours.isnan().equal(layers.run(block, maps).isnan())
+    assert ours.isnan().any()
+    if training:
+        assert all(buffer.isnan().all() for buffer in list(block.buffers())[:2])  # running mean and variance
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("depth", [1, 5], ids=["first block", "any block"])
+@pytest.mark.usefixtures("triton")
+def test_a_pair_of_nan_comes_through_pooling_and_relu(draw: Callable[..., Tensor], depth: int, training: bool) -> None:
+    block = make_block(2 * depth).train(training)
+    support, query = (draw(1, count, 1, depth, 8, 8).float().to(device()) for count in (2, 3))
+    query[0, 1, 0, 0, 4, 4] = torch.nan
+    with torch.no_grad(), torch.autocast(device(), torch.bfloat16, enabled=torch.cuda.is_available()):
+        ours = layers.run_pairs(block, support, query)
+        with engine("plain"):
+            expected = layers.run(block, first_block.stacked(support, query).flatten(0, 2))
+    assert ours.isnan().equal(expected.isnan())
+    assert ours.isnan().any()
+
+
+@pytest.mark.parametrize("inputs", [2, 12], ids=["first block", "any block"])
+def test_no_images_and_no_pairs_give_nothing_and_leave_statistics_alone(way_to_run: str, inputs: int) -> None:
+    place = device() if way_to_run == "triton" else "cpu"
+    block = make_block(inputs).to(place)
+    assert layers.run(block, torch.empty(0, inputs, 8, 8, device=place)).shape == (0, 5, 3, 3)
+    for episodes, way, queries in ((0, 2, 3), (2, 0, 3), (2, 2, 0)):
+        support, query = (torch.empty(episodes, count, 1, inputs // 2, 8, 8, device=place) for count in (way, queries))
+        assert layers.run_pairs(block, support, query).shape == (0, 5, 3, 3)
+    assert [buffer.tolist() for buffer in block.buffers()][:2] == [[0] * 5, [1] * 5]
+
+
+@pytest.mark.usefixtures("triton")
+def test_a_single_value_has_no_statistics_with_either_engine() -> None:
+    block, maps = make_block(12, pool=False), torch.ones(1, 12, 3, 3, device=device())
+    names: tuple[Engine, ...] = ("triton", "plain")
+    for name in names:
+        with engine(name), pytest.raises(ValueError, match=r"more than 1 value per channel.*\[1, 5, 1, 1\]"):
+            layers.run(block, maps)
+
+
+@pytest.mark.usefixtures("triton")
+def test_a_weight_may_be_a_part_of_another_tensor(draw: Callable[..., Tensor]) -> None:
+    dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float64
+    maps, whole = draw(2, 3, 8, 8).to(device(), dtype), draw(6, 4, 3, 3).bfloat16().to(device(), dtype)
+    weight, offset, scale, shift = whole[:, :3], *(draw(6).to(device(), dtype) for _ in range(3))
+    weight.requires_grad_()
+    exact = [tensor.detach().double().requires_grad_() for tensor in (maps, weight, offset, scale, shift)]
+    expected = first_block.plain(*exact, 1e-5, 0, True)  # type: ignore[call-arg, arg-type]
+    passing = draw(*expected.shape).bfloat16().double()
+    result = first_block.first_pool(maps, weight, offset, scale, shift, 1e-5, 0, True)[0]
+    close(gradients(result, passing, weight)[0], gradients(expected, passing, exact[1])[0], TOLERANCE[dtype])
+
+
+@pytest.mark.usefixtures("triton")
+def test_results_do_not_depend_on_how_kernels_are_launched(
+    draw: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sosn.kernel import triton_first_block, triton_norm_pool
+    from sosn.kernel.triton_launch import Launch
+
+    maps, query = draw(3, 2, 9, 8).to(device()), draw(2, 2, 1, 1, 8, 8).to(device())
+    if torch.cuda.is_available():
+        maps, query = maps.bfloat16(), query.bfloat16()
+
+    def results() -> list[Tensor]:
+        net = nn.Sequential(*make_block(2), *layers.block(5, 5, 0, False)).to(maps.dtype)
+        (layers.run(net, maps).square().sum() + layers.run_pairs(net, query, query).square().sum()).backward()
+        return [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
+
+    before = results()
+    for module in (triton_first_block, triton_norm_pool):
+        for name, value in vars(module).items():
+            if isinstance(value, Launch) and value.programs:
+                monkeypatch.setattr(module, name, Launch(16, 4, 1, 2))  # several tiles a program
+    for ours, theirs in zip(results(), before, strict=True):
+        close(ours, theirs, TOLERANCE[maps.dtype])
+
+
+@pytest.mark.usefixtures("triton")
+def test_kernels_are_launched_where_their_tensors_are(draw: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def device_of(tensor: Tensor) -> nullcontext[None]:
+        asked.append(tuple(tensor.shape))
+        return nullcontext()
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    block, query = make_block(2).cpu(), draw(1, 2, 1, 1, 8, 8).float()
+    layers.run(block, torch.ones(2, 2, 8, 8))
+    layers.run_pairs(block, query, query)
+    assert asked == [(2, 2, 8, 8), (1, 2, 1, 1, 8, 8)]
 
 
 @pytest.mark.usefixtures("triton")

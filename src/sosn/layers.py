@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sosn.kernel import enabled, on_triton
-from sosn.kernel.first_block import IMAGE_CHANNELS, SIDE_CHANNELS, first_pairs, first_pool, serves
+from sosn.kernel.first_block import IMAGE_CHANNELS, SIDE_CHANNELS, first_pairs, first_pool, serves, stacked
 from sosn.kernel.norm_pool import norm_pool_batch, norm_pool_fixed
 from sosn.kernel.pair_pool import pair_pool_batch, pair_pool_fixed
 from sosn.kernel.running import Running
@@ -27,8 +27,9 @@ def run(layers: nn.Sequential, maps: Tensor) -> Tensor:
     if not enabled():
         result: Tensor = layers(maps)
         return result
-    for one in _blocks(layers):
-        maps = one.run(maps)
+    with torch.cuda.device_of(maps):  # Triton launches on the current device, wherever the tensors are
+        for one in _blocks(layers):
+            maps = one.run(maps)
     return maps
 
 
@@ -38,9 +39,10 @@ def run_pairs(layers: nn.Sequential, support: Tensor, query: Tensor) -> Tensor:
     support (E, L, P, S, K, K) and query (E, Q, P, S, K, K) are stacked for each of P permutations; result (E·Q·L, C, h, w).
     """
     first, *others = _blocks(layers)
-    maps = first.run_pairs(support, query).flatten(0, 2)
-    for one in others:
-        maps = one.run(maps)
+    with torch.cuda.device_of(query):
+        maps = first.run_pairs(support, query).flatten(0, 2)
+        for one in others:
+            maps = one.run(maps)
     return maps
 
 
@@ -77,7 +79,7 @@ class _Block:
 
     def run(self, maps: Tensor) -> Tensor:
         convolution, norm = self.convolution, self.norm
-        if not on_triton(maps) or (torch.is_grad_enabled() and not norm.training):
+        if not on_triton(maps) or not maps.numel() or (torch.is_grad_enabled() and not norm.training):
             if norm.training:
                 maps = norm(convolution(maps))
             else:
@@ -100,6 +102,10 @@ class _Block:
     def run_pairs(self, support: Tensor, query: Tensor) -> Tensor:
         """The block of every pair, (E, L, P, S, K, K), (E, Q, P, S, K, K) → (E, Q, L, C, h, w)."""
         convolution, norm, way = self.convolution, self.norm, support.shape[1]
+        if not support.numel() or not query.numel():  # no pair, so no statistics either
+            pairs = stacked(support, query)
+            nothing: Tensor = self.run(pairs.flatten(0, 2)).unflatten(0, pairs.shape[:3])
+            return nothing
         maps = query.flatten(2, 3).flatten(0, 1)
         if on_triton(query) and norm.training and serves(maps, convolution.weight, SIDE_CHANNELS, way):
             parameters = (convolution.weight, convolution.bias, norm.weight, norm.bias)

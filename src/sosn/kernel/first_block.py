@@ -48,22 +48,27 @@ def plain_pairs(
     support: Tensor, query: Tensor, weight: Tensor, offset: Tensor | None, norm_weight: Tensor, norm_bias: Tensor, eps: float
 ) -> Tensor:
     """What first_pairs computes: (E, L, P, S, H, W), (E, Q, P, S, H, W) → (E, Q, L, C, h, w)."""
-    left = support.unsqueeze(1).expand(-1, query.shape[1], *support.shape[1:])
-    right = query.unsqueeze(2).expand(-1, -1, support.shape[1], *query.shape[2:])
-    pairs = torch.cat((left, right), 4)  # (E, Q, L, P, 2S, H, W)
-    pooled = plain(pairs.flatten(0, 2).flatten(1, 2), weight, offset, norm_weight, norm_bias, eps, 0, True)
+    pairs = stacked(support, query)
+    pooled = plain(pairs.flatten(0, 2), weight, offset, norm_weight, norm_bias, eps, 0, True)
     result: Tensor = pooled.unflatten(0, pairs.shape[:3])
     return result
 
 
+def stacked(support: Tensor, query: Tensor) -> Tensor:
+    """[support ; query] of every pair, for each of P permutations: (E, Q, L, P·2S, H, W)."""
+    left = support.unsqueeze(1).expand(-1, query.shape[1], *support.shape[1:])
+    right = query.unsqueeze(2).expand(-1, -1, support.shape[1], *query.shape[2:])
+    return torch.cat((left, right), 4).flatten(3, 4)
+
+
 def serves(maps: Tensor, weight: Tensor, most: int, partners: int = 1) -> bool:
-    """Whether maps (B, C, H, W) have few enough channels, each taken with so many partners.
+    """Whether maps (B, C, H, W), each taken with so many partners, have few enough channels, and are neither none nor too many.
 
     In Triton's interpreter any precision will do; on a GPU it takes half precision to beat other convolutions.
     """
     half = not maps.is_cuda or _precision(maps) in (torch.bfloat16, torch.float16)
     rows = maps.shape[0] * maps.shape[2] * maps.shape[3] * partners
-    return half and maps.shape[1] <= most and weight.shape[2:] == (3, 3) and min(maps.shape[2:]) >= 4 and rows < MOST_ROWS
+    return half and maps.shape[1] <= most and weight.shape[2:] == (3, 3) and min(maps.shape[2:]) >= 4 and 0 < rows < MOST_ROWS
 
 
 def first_pool(

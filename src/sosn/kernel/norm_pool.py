@@ -34,6 +34,8 @@ def norm_pool_batch(
     offset is the bias of the convolution that made the maps, left out there: batch norm takes it away again, so its gradient
     is 0. The running statistics take the batch in.
     """
+    if maps.numel() <= maps.shape[1]:
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {maps.shape}")  # as PyTorch
     result: tuple[Tensor, Tensor, Tensor] = _Batch.apply(maps, weight, bias, offset, eps, pool, relu, running)
     return result
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sosn.kernel.running import Running
 from sosn.kernel.triton_launch import TYPES, Launch, power, wide
+from sosn.kernel.triton_maximum import higher
 from sosn.kernel.triton_statistics import FILTERS, count_batch, pointers, store_values, tracking
 
 CHANNELS = 64  # filters that one program takes at most
@@ -46,7 +47,8 @@ class Layout(NamedTuple):
         return height + 2 * self.padding - 2, width + 2 * self.padding - 2
 
     def pooled(self, height: int, width: int) -> tuple[int, int]:
-        return (height + 2 * self.padding - 2) // 2, (width + 2 * self.padding - 2) // 2
+        down, across = self.positions(height, width)
+        return down // 2, across // 2
 
 
 def statistics(
@@ -128,8 +130,8 @@ def backward(
     count = winners.numel() // (winners.shape[-3] * winners.shape[-2] * filters) * down * across
     _finish[(triton.cdiv(filters, FILTERS),)](
         torch.stack(totals), weight, moments.values, moments.products, moments.averages, d_weight, d_norm, factors, count,
-        filters, *weight.stride(), totals[0].shape[1], channels, layout.group, len(sides), power(9 * channels), FILTERS,
-        TYPES[layout.precision],
+        filters, *weight.stride(), *d_weight.stride(), totals[0].shape[1], channels, layout.group, len(sides),
+        power(9 * channels), FILTERS, TYPES[layout.precision],
     )  # fmt: skip
     numbers = len(sides) * 9 * channels
     mix = torch.empty(numbers, numbers + 1, device=weight.device, dtype=kind)
@@ -148,7 +150,7 @@ def _collected(
     side: Tensor, partners: int, weight: Tensor, winners: Tensor, scale: Tensor, gradient: Tensor, number: int, sides: int,
     wanted: bool, layout: Layout,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Σ d·p and Σ d over one side and the gradients of the patches of its cells, as far as they come from d.
+    """Sums over one side that Σ d·p and Σ d are made of, and the gradients of its cells' patches as far as they come from d.
 
     The sums (4, K, C) are of d that passed to each of four positions, times the 4×4 patch and the 1 that follows it.
     """
@@ -344,7 +346,7 @@ def _settle(
             )
             square += product * w.to(tl.float64)
             tl.store(products + (side * 9 * C + i) * filters + o, product, known)
-    var = tl.maximum(square - mean * mean, 0.0)
+    var = higher(square - mean * mean, 0.0)
     store_values(
         values, norm_weight, norm_bias, offset, running_mean, running_var, batches, o, mean, var, filters, positions, EPS,
         TRACK, MOMENTUM,
@@ -358,7 +360,7 @@ def _pool(upper, lower, left, right, s, t, RELU: tl.constexpr):
     which = tl.where(lower > upper, right, left)
     if RELU:
         which = tl.where(z > 0, which, 4)
-        z = tl.maximum(z, 0.0)
+        z = higher(z, 0.0)
     return z, which
 
 
@@ -428,8 +430,8 @@ def _collect(
 ):  # fmt: skip
     """Some cells of one side, with the gradient d that passed to each of their positions from all partners.
 
-    Sums over all cells of d times the patch it passed to, and of d; and for each cell the gradient of its 4×4 patch, as far as
-    it comes from d.
+    For each of the four positions the sum, over all cells, of d times the cell's 4×4 patch and the 1 that follows it; and for
+    each cell the gradient of its 4×4 patch, as far as it comes from d.
     """
     o = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
     nothing = tl.zeros((K, CHANNELS), WIDE)
@@ -509,8 +511,8 @@ def _passed(sums, j, o, inside, filters, K: tl.constexpr, C: tl.constexpr):
 @triton.jit
 def _finish(
     sums, weight, values, products, averages, d_weight, d_norm, factors, count, filters, step_o, step_c, step_y, step_x,
-    K: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, SIDES: tl.constexpr, J: tl.constexpr, FILTERS: tl.constexpr,
-    TYPE: tl.constexpr,
+    to_o, to_c, to_y, to_x, K: tl.constexpr, C: tl.constexpr, GROUP: tl.constexpr, SIDES: tl.constexpr, J: tl.constexpr,
+    FILTERS: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the parameters, and what batch norm's dense terms are made of: scale·c₁ and scale·(c₀ − c₁·mean)."""
     o = tl.program_id(0) * FILTERS + tl.arange(0, FILTERS)
@@ -535,7 +537,7 @@ def _finish(
         average = tl.load(averages + side * 9 * C + j, j < 9 * C, 0.0)
         dense = c0[None, :] * average + c1[None, :] * (product - mean[None, :] * average)
         channel = j // 9 // GROUP * (SIDES * GROUP) + side * GROUP + j // 9 % GROUP
-        place = o[None, :] * step_o + channel * step_c + j // 3 % 3 * step_y + j % 3 * step_x
+        place = o[None, :] * to_o + channel * to_c + j // 3 % 3 * to_y + j % 3 * to_x
         tl.store(d_weight + place, scale[None, :] * (passed - count * dense), inside)
     tl.store(d_norm + o, first, known)
     tl.store(d_norm + filters + o, second * inverse, known)

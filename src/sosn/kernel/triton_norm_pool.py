@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sosn.kernel.running import Running
 from sosn.kernel.triton_launch import TYPES, Launch, index, power, wide
+from sosn.kernel.triton_maximum import higher
 from sosn.kernel.triton_statistics import count_batch, pointers, settle, totals, tracking
 
 MOMENTS = Launch(64, 4, programs=1056)  # positions
@@ -126,11 +127,11 @@ def _apply(
     place = maps + start + c
     z = tl.load(place, here, 0.0).to(WIDE) * s + t
     if POOL:
-        z = tl.maximum(z, tl.load(place + channels, here, 0.0).to(WIDE) * s + t)
-        z = tl.maximum(z, tl.load(place + width * channels, here, 0.0).to(WIDE) * s + t)
-        z = tl.maximum(z, tl.load(place + (width + 1) * channels, here, 0.0).to(WIDE) * s + t)
+        z = higher(z, tl.load(place + channels, here, 0.0).to(WIDE) * s + t)
+        z = higher(z, tl.load(place + width * channels, here, 0.0).to(WIDE) * s + t)
+        z = higher(z, tl.load(place + (width + 1) * channels, here, 0.0).to(WIDE) * s + t)
     if RELU:
-        z = tl.maximum(z, 0.0)
+        z = higher(z, 0.0)
     tl.store(result + cell.to(tl.int64) * channels + c, z, here)
 
 

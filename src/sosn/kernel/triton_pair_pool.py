@@ -6,6 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sosn.kernel.triton_launch import TYPES, power, wide
+from sosn.kernel.triton_maximum import higher
 
 ELEMENTS = 1024  # of a map that one program of the sums over members takes
 PIXELS = 16  # pooled positions of a map that one program takes
@@ -122,10 +123,10 @@ def _forward(
     for k in range(way):
         other = support + (episode * way + k) * length
         z = (tl.load(other + first, here, 0.0).to(WIDE) + b0) * s + t
-        z = tl.maximum(z, (tl.load(other + right, here, 0.0).to(WIDE) + b1) * s + t)
-        z = tl.maximum(z, (tl.load(other + below, here, 0.0).to(WIDE) + b2) * s + t)
-        z = tl.maximum(z, (tl.load(other + across, here, 0.0).to(WIDE) + b3) * s + t)
-        tl.store(result + (both * way + k) * high * wide * channels + pixel * channels + c, tl.maximum(z, 0.0), here)
+        z = higher(z, (tl.load(other + right, here, 0.0).to(WIDE) + b1) * s + t)
+        z = higher(z, (tl.load(other + below, here, 0.0).to(WIDE) + b2) * s + t)
+        z = higher(z, (tl.load(other + across, here, 0.0).to(WIDE) + b3) * s + t)
+        tl.store(result + (both * way + k) * high * wide * channels + pixel * channels + c, higher(z, 0.0), here)
 
 
 @triton.jit

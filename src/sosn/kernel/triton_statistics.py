@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sosn.kernel.running import Running
+from sosn.kernel.triton_maximum import higher
 
 FILTERS = 16  # channels that one program takes
 ROWS, WARPS = 256, 8  # partial sums at once
@@ -114,7 +115,7 @@ def _settle(
     first, second = _add_up(sums, parts, channels, o, ROWS, FILTERS)
     first = first / count
     mean = tl.load(start + o, o < channels, 0.0).to(tl.float64) + first
-    var = tl.maximum(second / count - first * first, 0.0)
+    var = higher(second / count - first * first, 0.0)
     store_values(
         values, weight, bias, offset, running_mean, running_var, batches, o, mean, var, channels, count, EPS, TRACK, MOMENTUM
     )
