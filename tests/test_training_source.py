@@ -98,7 +98,7 @@ def test_scattered_rows_of_a_large_bank_are_mapped_from_a_file_not_copied(
     small = sosn.open_bank("omniglot", "train")
     assert not list(scattered.glob("part-*"))
     monkeypatch.setattr(prepared, "IN_MEMORY", 0)
-    monkeypatch.setattr(prepared, "BATCH", 5)
+    monkeypatch.setattr(prepared, "ROWS", 5)
     for _ in range(2):
         large = sosn.open_bank("omniglot", "train")
         (part,) = scattered.glob("part-*")

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,13 @@ from torch import Tensor
 
 from sosn.data.arrays import read_row
 from sosn.data.bank import Bank
+from sosn.data.decoding import How, decode
 from sosn.data.folder import LARGEST, read_image
 from sosn.errors import DataError, MissingSplitError, SosnError
 from sosn.files import write_atomically
 
-BATCH = 1024  # images between two notes of how far preparing has come
+BATCH = 64  # images that a thread or process decodes at a time, and after which is noted how far preparing has come
+ROWS = 1024  # rows that are copied at a time
 IN_MEMORY = 2**30  # bytes of scattered rows that are copied into memory when a bank is opened
 
 
@@ -82,14 +84,11 @@ def prepare(
         mode = "r+" if (partial / "images.npy").exists() else "w+"
         shape = (len(ordered), channels, size, size)
         images = np.lib.format.open_memmap(partial / "images.npy", mode=mode, dtype=np.uint8, shape=shape)
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for first in range(done, len(ordered), BATCH):
-                batch = ordered[first : first + BATCH]
-                for row, image in enumerate(pool.map(lambda entry: entry.read(size, channels, max_pixels), batch), first):
-                    images[row] = image.numpy()
-                (partial / "done").write_text(f"{first + len(batch)}.")  # the system keeps what a killed process has written
+        with closing(decode(ordered, done, BATCH, How(partial / "images.npy", size, channels, max_pixels))) as counts:
+            for count in counts:
+                (partial / "done").write_text(f"{count}.")  # the system keeps what a killed process has written
                 if progress:
-                    progress(first + len(batch), len(ordered))
+                    progress(count, len(ordered))
         images.flush()
         del images
         (partial / "done").unlink(missing_ok=True)
@@ -185,8 +184,8 @@ def _part(file: Path, rows: "np.ndarray[Any, np.dtype[np.int64]]") -> Tensor:
     if not copy.exists():
         partial = copy.with_suffix(f".{os.getpid()}.partial")
         target = np.lib.format.open_memmap(partial, "w+", np.uint8, (len(rows), *images.shape[1:]))
-        for first in range(0, len(rows), BATCH):
-            target[first : first + BATCH] = images[rows[first : first + BATCH]]
+        for first in range(0, len(rows), ROWS):
+            target[first : first + ROWS] = images[rows[first : first + ROWS]]
         target.flush()
         partial.rename(copy)
     return torch.from_numpy(np.load(copy, mmap_mode="c"))
