@@ -153,13 +153,21 @@ def test_processes_are_for_many_images_in_files_of_their_own_and_several_cores(
     assert not decoding.pays(photos)
 
 
+def test_a_process_that_decodes_does_without_pytorch() -> None:
+    loaded = "import sys, sosn.decoder; sys.exit('torch' in sys.modules)"
+    assert not subprocess.run([sys.executable, "-c", loaded], env=surroundings(), check=False).returncode
+
+
+def surroundings() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
 def run_script(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
     script = folder / "script.py"
     script.write_text(SCRIPT)
-    paths = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, str(script), str(folder / "photos"), *arguments]
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=paths)
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=surroundings())
 
 
 @pytest.mark.usefixtures("photos")

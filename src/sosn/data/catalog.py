@@ -13,13 +13,14 @@ from sosn.data import arrays
 from sosn.data.archive import is_archive, unpack
 from sosn.data.cifar import scan_cifar_fs, scan_fc100
 from sosn.data.cub import scan_cub
-from sosn.data.folder import LARGEST, SPLITS
+from sosn.data.folder import SPLITS
 from sosn.data.mini_imagenet import scan_mini_imagenet
 from sosn.data.omniglot import scan_omniglot
 from sosn.data.open_mic import scan_open_mic
 from sosn.data.prepared import Entry, home, prepare, prepared_sizes, read_index
 from sosn.data.tiered_imagenet import scan_tiered_imagenet
 from sosn.errors import DataError, UsageError
+from sosn.pixels import LARGEST
 from sosn.spelling import nearest
 
 

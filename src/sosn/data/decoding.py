@@ -1,8 +1,8 @@
 """Images decoded in parallel into the rows of a file: by threads or, where that pays, by processes.
 
-Threads wait for Python's lock, all the more the smaller the images. The processes are plain ones that run serve and are asked
-through pipes: unlike those of multiprocessing they never import the script that wanted them, which may thus go without
-`if __name__ == "__main__"`.
+Threads wait for Python's lock, all the more the smaller the images and the more the cores. The processes are plain ones that
+run sosn.decoder and are asked through pipes: unlike those of multiprocessing they never import the script that wanted them,
+which may thus go without `if __name__ == "__main__"`, and they do without PyTorch.
 """
 
 import os
@@ -14,37 +14,36 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from torch import Tensor
 
+from sosn.decoder import Batch, How
 from sosn.errors import SosnError
 
-CORES = 4  # from which on processes pay: with 2, neither way was faster for 24,000 small photos
-IMAGES = 8192  # likewise: a process takes about two seconds to start
-START = "import sosn.data.prepared; from sosn.data.decoding import serve; serve()"
+CORES = 2  # from which on processes pay; with 2 they took 2.5 s for 9,600 small photos where threads took 3.9
+IMAGES = 2048  # likewise: of 2,000 both ways take the same time, as processes have to start
+MOST = 32  # threads, or processes of 40 MB each
+START = "from sosn.decoder import serve; serve()"
 
 
 class Readable(Protocol):
-    """An image of a file, or a row of a file of many."""
+    """The central share, crop, of an image file, or of a row of a file of many."""
+
+    @property
+    def file(self) -> str: ...
 
     @property
     def row(self) -> int | None: ...
 
+    @property
+    def crop(self) -> float: ...
+
     def read(self, size: int, channels: int, max_pixels: int) -> Tensor: ...
 
 
-class How(NamedTuple):
-    """The file of rows, and what its images are like."""
-
-    file: Path
-    size: int
-    channels: int
-    max_pixels: int
-
-
-Batch = tuple[int, Sequence[Readable]]  # the row of the first image, and images
+Some = tuple[int, Sequence[Readable]]  # the row of the first image, and images
 
 
 def decode(entries: Sequence[Readable], done: int, batch: int, how: How) -> Generator[int, None, None]:
@@ -53,7 +52,7 @@ def decode(entries: Sequence[Readable], done: int, batch: int, how: How) -> Gene
     The first that cannot be read raises its error. Closing the generator early ends threads and processes.
     """
     batches = [(first, entries[first : first + batch]) for first in range(done, len(entries), batch)]
-    count = max(1, min(cores(), len(batches)))
+    count = max(1, min(cores(), len(batches), MOST))
     processes = _Processes(count, how) if pays(entries[done:]) else None
     pool = ThreadPoolExecutor(count)
     try:
@@ -79,12 +78,12 @@ def pays(entries: Sequence[Readable]) -> bool:
     return able and cores() >= CORES and len(entries) >= IMAGES and all(entry.row is None for entry in entries)
 
 
-def _decoder(how: How) -> Callable[[Batch], None]:
+def _decoder(how: How) -> Callable[[Some], None]:
     """What decodes a batch in the thread that asks for it."""
     file, *kind = how
     images = np.load(file, mmap_mode="r+")
 
-    def decode_batch(batch: Batch) -> None:
+    def decode_batch(batch: Some) -> None:
         first, entries = batch
         for row, entry in enumerate(entries, first):
             images[row] = entry.read(*kind).numpy()
@@ -113,10 +112,11 @@ class _Processes:
         except SosnError:
             return False
 
-    def decode(self, batch: Batch) -> None:
+    def decode(self, batch: Some) -> None:
+        first, entries = batch
         process = self._idle.get()
         try:
-            _send(process, batch)
+            _send(process, (first, [(entry.file, entry.crop) for entry in entries]))
             error = _receive(process)
         finally:
             self._idle.put(process)
@@ -162,21 +162,3 @@ def _receive(process: "subprocess.Popen[bytes]") -> Exception | None:
 
 def _ended(process: "subprocess.Popen[bytes]") -> SosnError:
     return SosnError(f"process {process.pid}, which decoded images, has ended: is there enough memory, and room on the disk?")
-
-
-def serve() -> None:
-    """What a process does: decode the batches that come in, and answer each with None or an error, until no more come."""
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever is printed goes elsewhere
-    with suppress(EOFError, BrokenPipeError):  # the process that asked is no more
-        work = _decoder(pickle.load(sys.stdin.buffer))
-        error: Exception | None = None
-        while True:
-            pickle.dump(error, answers)
-            answers.flush()
-            batch = pickle.load(sys.stdin.buffer)
-            try:
-                work(batch)
-                error = None
-            except Exception as problem:
-                error = problem

@@ -9,16 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 
 from sosn.data.bank import Bank
 from sosn.errors import DataError, MissingSplitError, SosnWarning, UsageError
+from sosn.pixels import LARGEST, fit_pixels, read_pixels
 
 SPLITS = ("train", "val", "test")
-LARGEST = 50_000_000  # pixels of an image that is opened without asking
 
 
 def folder(
@@ -182,46 +181,10 @@ def read_image(
     max_pixels: int = LARGEST,
     way_out: str = "shrink it",
 ) -> Tensor:
-    """One image file, the first frame if it is animated, as (channels, size, size) uint8.
-
-    way_out: what to do about an image of more than max_pixels, for the message.
-    """
-    if max_pixels > LARGEST and (Image.MAX_IMAGE_PIXELS or max_pixels) < max_pixels:
-        Image.MAX_IMAGE_PIXELS = max_pixels  # Pillow has a limit of its own
-    try:
-        with Image.open(file) as opened:
-            if opened.width * opened.height > max_pixels:
-                raise DataError(
-                    f"image {str(file)!r} has {opened.width}×{opened.height} pixels; {max_pixels:,} is the limit: {way_out}"
-                )
-            return fit_image(opened, size, channels, crop)
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, RuntimeError, Image.DecompressionBombError) as error:
-        raise DataError(f"image {str(file)!r} cannot be read ({error}): replace or remove it") from error
+    """What read_pixels gives, as a tensor."""
+    return torch.from_numpy(read_pixels(file, size, channels, crop, max_pixels, way_out))
 
 
 def fit_image(opened: Image.Image, size: int, channels: int, crop: float = 1.0) -> Tensor:
-    """An image as (channels, size, size) uint8: turned as its EXIF says, transparency on white, cropped to the centre."""
-    image = ImageOps.exif_transpose(_eight_bit(opened))
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    image = image.convert("L" if channels == 1 else "RGB")
-    if crop != 1:
-        width, height = (round(crop * side) for side in image.size)
-        left, top = (image.width - width) // 2, (image.height - height) // 2
-        image = image.crop((left, top, left + width, top + height))
-    if image.size != (size, size):
-        image = image.resize((size, size), Image.Resampling.BILINEAR)  # Pillow's filters antialias
-    return torch.from_numpy(np.array(image)).view(size, size, channels).permute(2, 0, 1)
-
-
-def _eight_bit(image: Image.Image) -> Image.Image:
-    """Deep grey scaled to 8 bits: Pillow itself cuts such values off at 255. Floating point is refused, having no scale."""
-    if image.mode == "F":
-        raise ValueError("floating-point pixels have no known range; save it with 8 or 16 bits")
-    if image.mode != "I" and not image.mode.startswith("I;16"):
-        return image
-    values = np.asarray(image, dtype=np.int64)
-    shallow = Image.fromarray((values >> (24 if values.max(initial=0) > 65535 else 8)).clip(0, 255).astype(np.uint8))
-    shallow.info["exif"] = image.info.get("exif", b"")
-    return shallow
+    """What fit_pixels gives, as a tensor."""
+    return torch.from_numpy(fit_pixels(opened, size, channels, crop))

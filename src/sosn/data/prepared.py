@@ -20,10 +20,12 @@ from torch import Tensor
 
 from sosn.data.arrays import read_row
 from sosn.data.bank import Bank
-from sosn.data.decoding import How, decode
-from sosn.data.folder import LARGEST, read_image
+from sosn.data.decoding import decode
+from sosn.data.folder import read_image
+from sosn.decoder import WAY_OUT, How
 from sosn.errors import DataError, MissingSplitError, SosnError
 from sosn.files import write_atomically
+from sosn.pixels import LARGEST
 
 BATCH = 64  # images that a thread or process decodes at a time, and after which is noted how far preparing has come
 ROWS = 1024  # rows that are copied at a time
@@ -52,7 +54,7 @@ class Entry:
     def read(self, size: int, channels: int, max_pixels: int = LARGEST) -> Tensor:
         """The image as (channels, size, size) uint8."""
         if self.row is None:
-            return read_image(self.file, size, channels, self.crop, max_pixels, "shrink it, or raise --max-pixels")
+            return read_image(self.file, size, channels, self.crop, max_pixels, WAY_OUT)
         return read_row(self.file, self.row, size, channels, self.crop)
 
 
