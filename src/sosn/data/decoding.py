@@ -5,8 +5,8 @@ run sosn.decoder and are asked through pipes: unlike those of multiprocessing th
 which may thus go without `if __name__ == "__main__"`, and they do without PyTorch.
 """
 
+import json
 import os
-import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Sequence
@@ -19,6 +19,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
+from sosn import errors
 from sosn.decoder import Batch, How
 from sosn.errors import SosnError
 
@@ -144,20 +145,24 @@ def _start() -> "subprocess.Popen[bytes]":
 def _send(process: "subprocess.Popen[bytes]", message: How | Batch) -> None:
     assert process.stdin is not None
     try:
-        pickle.dump(message, process.stdin)
+        process.stdin.write(json.dumps(message).encode() + b"\n")
         process.stdin.flush()
     except OSError:
         raise _ended(process) from None
 
 
-def _receive(process: "subprocess.Popen[bytes]") -> Exception | None:
+def _receive(process: "subprocess.Popen[bytes]") -> SosnError | None:
     """The error that a process met, if any."""
     assert process.stdout is not None
-    try:
-        answer: Exception | None = pickle.load(process.stdout)
-    except (OSError, EOFError, pickle.UnpicklingError):
-        raise _ended(process) from None
-    return answer
+    line = process.stdout.readline()
+    if not line.endswith(b"\n"):
+        raise _ended(process)
+    answer = json.loads(line)
+    if answer is None:
+        return None
+    kind, text = answer
+    known = getattr(errors, kind, None)
+    return known(text) if isinstance(known, type) and issubclass(known, SosnError) else SosnError(f"{kind}: {text}")
 
 
 def _ended(process: "subprocess.Popen[bytes]") -> SosnError:

@@ -86,7 +86,7 @@ def prepare(
         mode = "r+" if (partial / "images.npy").exists() else "w+"
         shape = (len(ordered), channels, size, size)
         images = np.lib.format.open_memmap(partial / "images.npy", mode=mode, dtype=np.uint8, shape=shape)
-        with closing(decode(ordered, done, BATCH, How(partial / "images.npy", size, channels, max_pixels))) as counts:
+        with closing(decode(ordered, done, BATCH, How(str(partial / "images.npy"), size, channels, max_pixels))) as counts:
             for count in counts:
                 (partial / "done").write_text(f"{count}.")  # the system keeps what a killed process has written
                 if progress:
