@@ -114,7 +114,21 @@ def fill_speed(text: str) -> str:
             costs = ", ".join(f"{one['shape']}: {one['ms_per_episode']:.1f}" for one in rows)
             parts.append(f"| {name} | {costs} |")
         parts.append("")
-    return _put(text, "bench", "\n" + "\n".join(parts))
+    text = _put(text, "bench", "\n" + "\n".join(parts))
+    return _put(text, "engine-accuracy", "\n" + _engine_accuracy() + "\n")
+
+
+def _engine_accuracy() -> str:
+    """Models trained with the engine beside models trained layer by layer, as far as that was measured."""
+    if not (ROOT / "results/engine-accuracy.json").exists():
+        return "Not measured yet."
+    rows = ["| recipe | seed | engine, % | layers one by one, % | difference, points | p |", "|---|---|---|---|---|---|"]
+    for row in _read("results/engine-accuracy.json")["rows"]:
+        figures = [_accuracy(row[name], 2) for name in ("engine", "plain")]
+        difference = f"{100 * row['difference']:+.2f} ± {100 * row['ci95']:.2f}"
+        cells = [row["recipe"], str(row["seed"]), *figures, difference, f"{row['p_value']:.2f}"]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
 
 
 def fill_photos(text: str) -> str:

@@ -108,3 +108,22 @@ def test_several_models_are_calibrated_in_one_call(tmp_path: Path, monkeypatch: 
     assert first is not None
     assert first == second
     assert [(one.way, one.shot, one.episodes, one.queries) for one in first.sizes] == [(1, 1, 20, 40)]
+
+
+def test_the_engine_is_held_against_the_layers_one_by_one_seed_by_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = BENCHMARKS / "engine_accuracy.py"
+    small = "alphabets=10 characters=6 drawings=20 steps=2 every=2 val_episodes=2 report_episodes=2 val_query=2 recalibrate=0"
+    out = tmp_path / "results" / "engine.json"
+    for seeds in (["3"], ["3", "4"]):
+        monkeypatch.setattr(sys, "argv", [str(script), "glyphs-5w1s", *small.split(), "--seeds", *seeds, "--out", str(out)])
+        script_globals = runpy.run_path(str(script))
+        main = script_globals["main"]
+        main.__globals__.update(EPISODES=2, QUERIES=2)
+        main()
+    rows = json.loads(out.read_text("utf-8"))["rows"]
+    assert [row["seed"] for row in rows] == [3, 4]
+    for row in rows:
+        assert row["difference"] == pytest.approx(row["engine"]["accuracy"] - row["plain"]["accuracy"])
+        assert row["engine"]["fingerprint"] == row["plain"]["fingerprint"]
+        assert (row["engine"]["episodes"], row["engine"]["query"]) == (2, 2)
+        assert row["engine"]["seconds"] > 0

@@ -67,8 +67,9 @@ ABLATIONS = {  # family: what varies, then value → settings; "" is the base ro
 CLASSIFIER = "classifier of second-order matrices, nearest by cosine"
 STAGES = (  # name, labels of the first and second stage, group and what differs
     ("best", f"Conv-4, {CLASSIFIER}", "SoSN(⊗+R)+SigmE, two stages", "best recipe",
-     "an encoder that first learnt to tell the training classes apart; cross-entropy in place of MSE; 15 queries a class "
-     "(the paper: 3)"),
+     "an encoder that first learnt to tell the training classes apart and pools three times (the paper: twice); the cosine of "
+     "standardised matrices beside the similarity net; features of mirror images too in evaluation; cross-entropy in place of "
+     "MSE; 15 queries a class (the paper: 3)"),
     ("resnet12", f"ResNet-12, {CLASSIFIER}", "ResNet-12 SoSN(⊗)+SigmE, two stages", "beyond the paper",
      "another encoder, which first learnt to tell the training classes apart; 15 queries a class"),
 )  # fmt: skip

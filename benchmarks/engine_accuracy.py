@@ -1,0 +1,68 @@
+"""Is a model trained with the engine as good as one trained layer by layer? Same recipe, same seed, same episodes.
+
+    python benchmarks/engine_accuracy.py mini-imagenet-5w1s --seeds 0 1 --out results/engine-accuracy.json steps=1250
+
+Both are judged with the plain layers on the same episodes of val, so the difference is one of training alone. A row of the file
+is a recipe and a seed; one that is measured again takes the place of the old one.
+"""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import sosn
+from sosn.device import machine
+from sosn.evaluation import Evaluation, compare, evaluate
+from sosn.kernel import engine
+from sosn.recipe import Recipe, load_recipe, override
+from sosn.training import train
+from sosn.training.setup import open_split
+
+EPISODES, QUERIES, SEED = 600, 15, 7
+ENGINES = ("auto", "plain")
+
+
+def run(recipe: Recipe) -> tuple[Evaluation, float]:
+    """A model of a recipe on the episodes of val, and how long it trained."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = train(recipe, Path(folder) / "run")
+    bank = open_split(recipe, "val").to(result.method.device)
+    with engine("plain"):
+        found = evaluate(result.method, bank, recipe.val_way, recipe.val_shot, QUERIES, EPISODES, seed=SEED)
+    return found, result.seconds
+
+
+def measure(name: str, words: list[str], seed: int) -> dict[str, Any]:
+    """A row: both accuracies, and the engine's less the other with its p-value over episodes."""
+    recipes = [override(load_recipe(name), [*words, f"seed={seed}", f"engine={kind}"]) for kind in ENGINES]
+    (ours, quick), (theirs, slow) = (run(recipe) for recipe in recipes)
+    difference = compare(ours, theirs)
+    return {
+        "recipe": name, "words": words, "seed": seed, "machine": machine(), "torch": torch.__version__,
+        "sosn": sosn.__version__, "engine": ours.to_json() | {"seconds": quick}, "plain": theirs.to_json() | {"seconds": slow},
+        "difference": difference.difference, "ci95": difference.ci95, "p_value": difference.p_value,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("words", nargs="*", default=[], help="key=value over the recipe")
+    wanted = parser.parse_intermixed_args()
+    rows = json.loads(wanted.out.read_text("utf-8"))["rows"] if wanted.out.exists() else []
+    for seed in wanted.seeds:
+        new = measure(wanted.recipe, wanted.words, seed)
+        rows = [row for row in rows if (row["recipe"], row["seed"]) != (new["recipe"], seed)] + [new]
+        wanted.out.parent.mkdir(parents=True, exist_ok=True)
+        wanted.out.write_text(json.dumps({"rows": rows}, indent=1) + "\n", "utf-8")
+        print(f"{wanted.recipe}, seed {seed}: {100 * new['difference']:+.2f} ± {100 * new['ci95']:.2f} points", flush=True)
+
+
+if __name__ == "__main__":
+    main()
