@@ -89,15 +89,33 @@ def test_the_command_writes_a_model_that_classify_takes(cli: Cli, bank: Bank, tm
         folder.mkdir(parents=True)
         for place, image in enumerate(bank.class_images(name)):
             Image.fromarray(255 - image[0].numpy()).save(folder / f"{place}.png")
-    code, out, err = cli("tune", "--support", "support", "--model", "glyphs", "--steps", str(STEPS), "--json")
+    as_is = ("--polarity", "as_is")
+    code, out, err = cli("tune", "--support", "support", "--model", "glyphs", "--steps", str(STEPS), "--json", *as_is)
     assert code == 0, err
     told = json.loads(out)
     assert told["kept"]
     assert told["folder"] == "tuned"
-    code, out, err = cli("classify", "--support", "support", "--model", "tuned", "--json", "support/letter2")
+    assert "turned" not in err
+    code, out, err = cli("classify", "--support", "support", "--model", "tuned", "--json", "support/letter2", *as_is)
     assert code == 0, err
     assert [answer["answer"] for answer in json.loads(out)["answers"]].count("letter2") >= 5
     assert "not calibrated" in err
     code, _, err = cli("tune", "--support", "support")
     assert code == 2
     assert "choose another --out" in err
+
+
+def test_drawings_on_the_other_ground_are_turned_before_tuning(cli: Cli, bank: Bank, tmp_path: Path) -> None:
+    for number, name in enumerate(bank.names):
+        for ground, folder in (("light", tmp_path / "light"), ("dark", tmp_path / "dark")):
+            (folder / f"letter{number}").mkdir(parents=True)
+            for place, image in enumerate(bank.class_images(name)):
+                shown = image if ground == "light" else 255 - image
+                Image.fromarray(shown[0].numpy()).save(folder / f"letter{number}" / f"{place}.png")
+    told = {}
+    for ground in ("light", "dark"):
+        code, out, err = cli("tune", "--support", ground, "--model", "glyphs", "--steps", "1", "--out", ground[0], "--json")
+        assert code == 0, err
+        told[ground] = json.loads(out) | {"folder": None}
+        assert ("24 of 24 images were turned" in err) == (ground == "dark")
+    assert told["light"] == told["dark"]

@@ -14,6 +14,7 @@ from sosn.data.sampler import Within, alphabets
 from sosn.device import check_bf16, resolve_device
 from sosn.errors import DataError, SosnWarning, UsageError
 from sosn.evaluation import Evaluation, evaluate, evaluate_runs
+from sosn.ground import Turning, ground_for, turned, warn_turned
 from sosn.kernel import engine
 from sosn.method.base import Method, Statistics
 from sosn.models import fitting_model, load_with_recipe
@@ -173,14 +174,20 @@ def _about_data(key: str) -> bool:
 
 
 def tune_model(
-    support: Path, model: str, out: Path, steps: int, seed: int, progress: Callable[[int, int], None] | None = None
-) -> tuple[str, Tuned]:
-    """Tune a model on a folder of classes and, if that helps, write it to a folder: the model's name, and what came of it."""
+    support: Path, model: str, out: Path, steps: int, seed: int, progress: Callable[[int, int], None] | None = None,
+    polarity: Turning = "auto",
+) -> tuple[str, Tuned]:  # fmt: skip
+    """Tune a model on a folder of classes and, if that helps, write it to a folder: the model's name, and what came of it.
+
+    Drawings are shown to it as FewShotClassifier does, on the ground that it knows.
+    """
     check_no_model(out)
     files, labels = list_classes(support)
     name = fitting_model(kind_of_pictures(files)) if model == "auto" else model
     method, recipe = load_with_recipe(name)
-    images = read_pictures(files, method.preprocessing.source, method.preprocessing.channels)
+    ground = ground_for(method.preprocessing, polarity)
+    images, count = turned(read_pictures(files, method.preprocessing.source, method.preprocessing.channels), ground)
+    warn_turned(count, len(files), ground, stacklevel=2)
     names = tuple(dict.fromkeys(labels))
     bank = Bank(images, torch.tensor([names.index(label) for label in labels]), names)
     result = tune(method, bank, steps, seed, progress)
