@@ -19,7 +19,7 @@ from sosn.kernel import engine
 from sosn.method.base import Method, Statistics
 from sosn.models import fitting_model, load_with_recipe
 from sosn.pictures import kind_of_pictures, list_classes, read_pictures
-from sosn.recipe import Recipe, override, refuse_option
+from sosn.recipe import Recipe, data_keys, override, refuse_option
 from sosn.storage import check_no_model, write_model
 from sosn.training.seen import Seen, overlap, same_classes, seen_before, seen_by, trained_classes, written_classes
 from sosn.tuning import Tuned, tune
@@ -148,29 +148,31 @@ def check_unseen(model: str, trained: Recipe, recipe: Recipe, bank: Bank, split:
 
 
 def evaluation_settings(recipe: Recipe, overrides: Sequence[str]) -> tuple[EvaluationSettings, Recipe]:
-    """Words that are settings, and words for the data (data.size=…)."""
+    """What key=value words set, and the recipe with the data that they name.
+
+    A key is a setting's or, with data. before it or where no setting is called so, one of the data's (size, partition).
+    """
     pairs = [word.partition("=")[::2] for word in overrides]
     for word, (key, text) in zip(overrides, pairs, strict=True):
         refuse_option(key)
         if not key or not text:
             raise UsageError(f"{word!r} is no key=value: write for instance shot=5")
+    recipe = override(recipe, [f"data={text}" for key, text in pairs if key in ("data", "data.name")])
     known = annotations(EvaluationSettings)
-    own = check_options({k: parse(t) for k, t in pairs if not _about_data(k)}, known, "eval")
-    about_data = [f"{key}={text}" for key, text in pairs if _about_data(key) or key == "data"]
+    keys = {key: kind for key, kind in data_keys(recipe).items() if key not in known}
+    of_data = [(key, text) for key, text in pairs if key.startswith("data.") or key in keys]
+    own = check_options({key: parse(text) for key, text in pairs if (key, text) not in of_data}, known | keys, "eval")
     if own.get("runs"):
+        fixed = ("way", "shot", "query", "episodes", "seed", "split", "data", "within", *(key for key, _ in of_data))
         for key, _ in pairs:
-            if _about_data(key) or key in ("way", "shot", "query", "episodes", "seed", "split", "data", "within"):
+            if key in fixed:
                 raise UsageError(f"{key} is given and so is runs, whose tasks are fixed: leave out one of them")
-    recipe = override(recipe, about_data)
+    recipe = override(recipe, [f"data.{key.removeprefix('data.')}={text}" for key, text in of_data])
     sizes: tuple[int, int, int | None] = (recipe.val_shot, recipe.validation.val_query, recipe.validation.report_episodes)
     if own.get("within") == "drawers":  # whose tasks have sizes of their own
         sizes = (1, 1, None)
     defaults = EvaluationSettings(recipe.val_way, *sizes, recipe.validation.report_seed, data=recipe.data.name)
     return replace(defaults, **own), recipe
-
-
-def _about_data(key: str) -> bool:
-    return key.startswith("data.") or key in ("min_images", "leave_out_small")
 
 
 def tune_model(
