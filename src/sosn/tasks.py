@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 
 from sosn.data import Bank, EpisodeSampler, leave_out_small, open_bank
+from sosn.data.folder import SPLITS
 from sosn.data.lake_runs import read_runs
 from sosn.data.sampler import Within, alphabets
 from sosn.device import check_bf16, resolve_device
@@ -19,7 +20,7 @@ from sosn.kernel import engine
 from sosn.method.base import Method, Statistics
 from sosn.models import fitting_model, load_with_recipe
 from sosn.pictures import kind_of_pictures, list_classes, read_pictures
-from sosn.recipe import Recipe, data_keys, override, refuse_option
+from sosn.recipe import DataSection, Recipe, data_keys, override, refuse_option
 from sosn.storage import check_no_model, write_model
 from sosn.training.seen import Seen, overlap, same_classes, seen_before, seen_by, trained_classes, written_classes
 from sosn.tuning import Tuned, tune
@@ -142,8 +143,9 @@ def check_unseen(model: str, trained: Recipe, recipe: Recipe, bank: Bank, split:
     known = overlap(seen, recipe.data, bank.names)
     if known:
         raise DataError(
-            f"{len(known)} classes of {split}, such as {min(known)!r}, are classes that {model!r} was trained on: the "
-            "images are split otherwise here; use the options of its recipe, or give images train/, val/ and test/ folders"
+            f"{len(known)} classes of {split}, such as {min(known)!r}, are classes that {model!r} was trained on, or tuned "
+            "to: take others; where the images are only split otherwise here, use the options of its recipe, or give images "
+            "train/, val/ and test/ folders"
         )
 
 
@@ -175,13 +177,20 @@ def evaluation_settings(recipe: Recipe, overrides: Sequence[str]) -> tuple[Evalu
     return replace(defaults, **own), recipe
 
 
+def _shown(support: Path, names: Sequence[str]) -> list[Seen]:
+    """Classes of a folder as seen: by its own name, and by that of the folder around where it is one of its splits."""
+    folder = support.expanduser().absolute()
+    places = (folder, folder.parent) if folder.name in SPLITS else (folder,)
+    return [Seen(DataSection(f"folder:{place}"), frozenset(names)) for place in places]
+
+
 def tune_model(
     support: Path, model: str, out: Path, steps: int, seed: int, progress: Callable[[int, int], None] | None = None,
     polarity: Turning = "auto",
 ) -> tuple[str, Tuned]:  # fmt: skip
     """Tune a model on a folder of classes and, if that helps, write it to a folder: the model's name, and what came of it.
 
-    Drawings are shown to it as FewShotClassifier does, on the ground that it knows.
+    Drawings are shown to it as FewShotClassifier does, on the ground that it knows. The classes count as seen ever after.
     """
     check_no_model(out)
     files, labels = list_classes(support)
@@ -195,5 +204,5 @@ def tune_model(
     result = tune(method, bank, steps, seed, progress)
     if result.method is not None:
         tuned = replace(recipe, title=f"{name}, tuned on {len(names)} classes of {support.name}")
-        write_model(out, result.method, tuned.to_table(), [one.to_json() for one in seen_before(name, recipe)])
+        write_model(out, result.method, tuned.to_table(), [one.to_json() for one in (*_shown(support, names), *seen_by(name))])
     return name, result
