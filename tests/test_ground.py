@@ -107,6 +107,19 @@ def test_the_ground_is_judged_by_the_picture_s_own_tones(image: Tensor, count: i
     assert turned(image, "light")[1] == count
 
 
+@pytest.mark.parametrize("ground", ["light", "dark"])
+def test_a_grey_uneven_ground_becomes_pure_and_strokes_stay(ground: Ground) -> None:
+    board = _tones(60, 200)
+    board[..., ::2, :] -= 8 * (board[..., ::2, :] == 60)  # half of it is darker than its median
+    given, pure = (board, 255) if ground == "light" else (255 - board, 0)
+    found, count = turned(given, ground)
+    assert count == 1
+    strokes = round(255 * (200 - 60) / (255 - 60))  # as far from the ground as they were, of what there is
+    assert torch.equal(found == pure, board <= 60)
+    assert found[board == 200].unique().tolist() == [255 - strokes if ground == "light" else strokes]
+    assert turned(found, ground)[1] == 0
+
+
 def test_a_filled_shape_a_frame_and_colour_are_left_as_they_are() -> None:
     shape = torch.full((1, 3, 28, 28), 255, dtype=torch.uint8)
     shape[..., 3:25, 3:25] = 0  # most of it is dark, its border is not

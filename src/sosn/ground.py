@@ -31,12 +31,23 @@ def ground_for(preprocessing: Preprocessing, polarity: Turning = "auto") -> Grou
 
 
 def turned(images: Tensor, ground: Ground | None) -> tuple[Tensor, int]:
-    """uint8 images (B, c, h, w) with those inverted that are drawn on the other ground than this, and how many those are."""
+    """uint8 images (B, c, h, w) with those inverted that are drawn on the other ground than this, and how many those are.
+
+    The ground of an inverted one is made pure white, or black: a grey one, as blackboards have, is strange to the models too.
+    """
     if ground is None:
         return images, 0
-    negative = 255 - images
-    other = _on_dark(images if ground == "light" else negative)
-    return torch.where(other.view(-1, 1, 1, 1), negative, images), int(other.sum())
+    strokes_light = images if ground == "light" else 255 - images
+    other = _on_dark(strokes_light)
+    ink = _ink(strokes_light)
+    return torch.where(other.view(-1, 1, 1, 1), 255 - ink if ground == "light" else ink, images), int(other.sum())
+
+
+def _ink(images: Tensor) -> Tensor:
+    """What is lighter than the ground of images (B, c, h, w), which is their median: 0 there and 255 where they are white."""
+    values = images.float()
+    ground = values.flatten(2).median(-1).values[..., None, None]
+    return (255 * (values - ground).clamp_min(0) / (255 - ground).clamp_min(1)).round().to(torch.uint8)
 
 
 def _on_dark(images: Tensor) -> Tensor:
