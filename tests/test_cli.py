@@ -18,7 +18,9 @@ from PIL import Image
 import sosn
 from sosn.cli import main
 from sosn.cli.show import wide_console
-from sosn.recipe import shipped
+from sosn.errors import UsageError
+from sosn.recipe import load_recipe, shipped
+from sosn.tasks import evaluation_settings
 from test_training import TINY
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -85,6 +87,29 @@ def test_evaluation_can_be_told_other_sizes_and_the_test_split_must_be_typed(cli
     code, out, _ = cli("eval", "run", "episodes=4", "device=cpu", "data.seed=3", "--json")
     assert code == 0
     assert json.loads(out)["split"] == "val"
+
+
+def test_evaluation_takes_options_of_the_data_bare_unless_it_has_such_a_key_itself() -> None:
+    glyphs = load_recipe("glyphs-5w1s")
+    for words in (["drawings=9", "min_images=3"], ["data.drawings=9", "data.min_images=3"]):
+        settings, recipe = evaluation_settings(glyphs, words)
+        assert (recipe.data.options["drawings"], recipe.data.min_images) == (9, 3)
+        assert settings.data == "glyphs"
+    settings, recipe = evaluation_settings(glyphs, ["seed=5", "data.seed=6"])
+    assert (settings.seed, recipe.data.options["seed"]) == (5, 6)
+    settings, recipe = evaluation_settings(glyphs, ["partition=paper", "size=42", "data=omniglot", "within=drawers"])
+    assert (recipe.data.options["partition"], recipe.data.options["size"]) == ("paper", 42)
+    assert (settings.data, settings.within) == ("omniglot", "drawers")
+    assert evaluation_settings(glyphs, ["data.name=omniglot", "partition=lake"])[1].data.options["partition"] == "lake"
+    for words, message in (
+        (["partition=paper"], "eval has no key 'partition'"),  # glyphs have none
+        (["data=omniglot", "partition=papers"], r"'papers' \(did you mean 'paper'"),
+        (["data=omniglot", "partitoin=paper"], "did you mean 'partition'"),
+        (["steps=3"], "eval has no key 'steps'"),  # of training
+        (["eta=3"], "eval has no key 'eta'"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            evaluation_settings(glyphs, words)
 
 
 def test_a_human_gets_a_sentence(cli: Cli) -> None:

@@ -129,3 +129,28 @@ def test_of_photos_it_says_what_to_expect_and_what_would_be_stronger() -> None:
     for choice in ("More images", "sosn tune", "timm:NAME"):
         assert choice in said
     assert "not trained on photos" in expectation(FewShotClassifier("omniglot").fit(photos, ["a", "b"]))
+
+
+def test_drawings_on_a_blackboard_are_turned_and_told_once_for_all_files(cli: Cli, drawings: Path, tmp_path: Path) -> None:
+    files = sorted((drawings / "query").glob("*/*.png"))
+    for number, file in enumerate(files):
+        Image.fromarray(255 - np.array(Image.open(file))).save(tmp_path / f"{number}.png")
+    boards = [*(f"{number}.png" for number in range(len(files))), "torn.png"]
+    (tmp_path / "torn.png").write_bytes(b"\x89PNG")
+    words = ["classify", "--support", str(drawings / "support"), "--model", "glyphs", "--json"]
+    _, out, err = cli(*words, *map(str, files))
+    assert "turned" not in err
+    expected = [answer["probabilities"] for answer in json.loads(out)["answers"]]
+    code, out, err = cli(*words, "--html", "page.html", *boards)
+    assert code == 1  # for the torn one
+    assert err.count("turned") == 1
+    assert "note: 6 of 6 images were turned from light on dark to dark on light" in err
+    assert "--polarity as_is" in err
+    assert [answer["probabilities"] for answer in json.loads(out)["answers"]] == expected
+    code, out, err = cli(*words, "--polarity", "as_is", *boards[:-1])
+    assert code == 0, err
+    assert "turned" not in err
+    assert [answer["probabilities"] for answer in json.loads(out)["answers"]] != expected
+    code, _, err = cli(*words, "--polarity", "inverted", *boards[:-1])
+    assert code == 2
+    assert "choose auto or as_is" in err

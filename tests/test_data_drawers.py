@@ -221,6 +221,10 @@ def test_the_command_line_evaluates_the_tasks_and_says_how_many_there_are(tmp_pa
     bank = sosn.open_bank("omniglot", "test", partition="lake")
     same = sosn.evaluate(sosn.load("glyphs"), bank, way=3, query=1, within="drawers")
     assert (same.fingerprint, same.episodes, same.accuracy) == (result["fingerprint"], 6, result["accuracy"])
+    bare = ("eval", "glyphs", *words[4:], "partition=lake", "data=omniglot")  # in any order
+    code, out, err = cli(*bare, "--json")
+    assert code == 0, err
+    assert json.loads(out) == result
     code, out, err = cli(*words, "way=4")
     assert code == 0, err
     assert "2 episodes of omniglot test within one alphabet, by one drawer and by another, seed 0" in out
@@ -296,6 +300,10 @@ def test_the_command_line_takes_given_tasks_in_place_of_data(tmp_path: Path, cli
     code, _, err = cli("eval", "glyphs", "runs=all_runs", "way=20")
     assert code == 2
     assert "way is given and so is runs, whose tasks are fixed" in err
+    for word in ("drawings=4", "data.drawings=4"):
+        code, _, err = cli("eval", "glyphs", "runs=all_runs", word)
+        assert code == 2
+        assert "drawings is given and so is runs" in err
 
 
 def test_given_tasks_that_are_not_whole_are_refused(tmp_path: Path) -> None:

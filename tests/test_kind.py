@@ -80,7 +80,7 @@ def test_where_no_model_knows_the_kind_it_is_said() -> None:
         assert choose_model(kind, shipped_models())[0] in shipped_models()
 
 
-def _from_archive(path: Path, every: int, count: int) -> list[Tensor]:
+def from_archive(path: Path, every: int, count: int) -> list[Tensor]:
     """Some images of a tar archive, each as the classifier looks at it."""
     found: list[Tensor] = []
     with tarfile.open(path) as archive:
@@ -95,7 +95,7 @@ def _from_archive(path: Path, every: int, count: int) -> list[Tensor]:
 
 @pytest.mark.real_data
 def test_omniglot_is_drawings_and_mini_imagenet_photos(real_data: Path) -> None:
-    drawings = _from_archive(real_data / "omniglot.tar.xz", 37, 100)
-    photos = _from_archive(real_data / "mini-imagenet" / "val.tar.xz", 37, 100)
+    drawings = from_archive(real_data / "omniglot.tar.xz", 37, 100)
+    photos = from_archive(real_data / "mini-imagenet" / "val.tar.xz", 37, 100)
     assert sum(kind_of(image) == "drawings" for image in drawings) >= 98
     assert sum(kind_of(image) == "photos" for image in photos) >= 90  # dark grey ones are not; a set goes by its majority

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -390,6 +391,47 @@ def test_the_command_lists_rows_and_claims_without_running(tmp_path: Path) -> No
     listed = run("claims --list").stdout
     assert "∼0.9% better than AsinhE" in listed
     assert "mini-imagenet/ranked-5w5s" in listed
+
+
+def _as_a_shell_reads(listing: str) -> dict[str, list[str]]:
+    """The last command of each row, $COMMON in its place, by the row's id."""
+    given, common = listing, ""
+    if listing.startswith("COMMON="):
+        _, common, given = listing.split('"', 2)
+    commands: dict[str, list[str]] = {}
+    name = ""
+    for line in given.strip().splitlines()[:-1]:
+        if line.startswith("    "):
+            commands[name] = line.replace("$COMMON", common).split()
+        else:
+            name = line.split()[0]
+    return commands
+
+
+@pytest.mark.parametrize("rows", ["", " --rows sigme-*", " --rows size-*"])
+@pytest.mark.parametrize("table", ["omniglot", "mini-imagenet"])
+def test_the_list_says_common_words_once_in_lines_that_can_be_read_and_commands_that_can_be_run(table: str, rows: str) -> None:
+    shown = CliRunner().invoke(app, f"reproduce {table} --list{rows}".split()).stdout
+    assert shown.count("optimiser=adamw") == 1
+    assert max(map(len, shown.splitlines())) <= 140
+    commands = _as_a_shell_reads(shown)
+    whole = CliRunner().invoke(app, f"reproduce {table} --list --json{rows}".split()).stdout
+    listed = {one["row"]: one for one in json.loads(whole)}
+    assert commands.keys() == listed.keys()
+    for row in TABLES[table]:
+        if row.id not in commands:
+            continue
+        assert listed[row.id]["overrides"] == list(row.words)  # complete
+        sosn, train, recipe, *words = commands[row.id]
+        assert (sosn, train, recipe) == ("sosn", "train", row.recipe)
+        own = override(load_recipe(recipe), [word for word in words if not word.startswith("start=")])
+        assert own == replace(row.resolve(0), title=own.title)
+
+
+def test_a_single_row_is_listed_with_its_whole_command() -> None:
+    shown = CliRunner().invoke(app, "reproduce mini-imagenet --list --rows sigme-5w1s".split()).stdout
+    (row,) = (one for one in TABLES["mini-imagenet"] if one.id == "sigme-5w1s")
+    assert shown.splitlines()[1].strip() == " ".join(("sosn train", row.recipe, *row.words))
 
 
 def test_the_list_says_what_a_row_starts_from() -> None:

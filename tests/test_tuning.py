@@ -10,7 +10,10 @@ from PIL import Image
 import sosn
 from sosn.data import Bank
 from sosn.errors import DataError, UntrainedError, UsageError
-from sosn.tuning import FOLDS, _folds, _tuned, tune
+from sosn.storage import load_tensors
+from sosn.tasks import evaluate_model, tune_model
+from sosn.training.seen import seen_by
+from sosn.tuning import FOLDS, Tuned, _folds, _tuned, tune
 from test_cli import Cli, cli
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -89,15 +92,60 @@ def test_the_command_writes_a_model_that_classify_takes(cli: Cli, bank: Bank, tm
         folder.mkdir(parents=True)
         for place, image in enumerate(bank.class_images(name)):
             Image.fromarray(255 - image[0].numpy()).save(folder / f"{place}.png")
-    code, out, err = cli("tune", "--support", "support", "--model", "glyphs", "--steps", str(STEPS), "--json")
+    as_is = ("--polarity", "as_is")
+    code, out, err = cli("tune", "--support", "support", "--model", "glyphs", "--steps", str(STEPS), "--json", *as_is)
     assert code == 0, err
     told = json.loads(out)
     assert told["kept"]
     assert told["folder"] == "tuned"
-    code, out, err = cli("classify", "--support", "support", "--model", "tuned", "--json", "support/letter2")
+    assert "turned" not in err
+    code, out, err = cli("classify", "--support", "support", "--model", "tuned", "--json", "support/letter2", *as_is)
     assert code == 0, err
     assert [answer["answer"] for answer in json.loads(out)["answers"]].count("letter2") >= 5
     assert "not calibrated" in err
     code, _, err = cli("tune", "--support", "support")
     assert code == 2
     assert "choose another --out" in err
+
+
+@pytest.mark.parametrize("inside", ["", "test"])
+def test_classes_that_a_model_was_tuned_to_are_not_evaluated_as_new(
+    bank: Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: str
+) -> None:
+    for root, classes in ((tmp_path / "photos" / inside, bank.names[:3]), (tmp_path / "others", bank.names)):
+        for number, name in enumerate(classes):
+            (root / f"{root.name}{number}").mkdir(parents=True)
+            for place, image in enumerate(bank.class_images(name)):
+                Image.fromarray(image[0].numpy()).save(root / f"{root.name}{number}" / f"{place}.png")
+    monkeypatch.setattr("sosn.tasks.tune", lambda method, *rest: Tuned(6, 1, 5, 0.5, method))
+    monkeypatch.chdir(tmp_path)
+    tune_model(Path("photos") / inside, "glyphs", tmp_path / "tuned", 1, 0)
+    words = "way=2 query=1 episodes=2 device=cpu size=28 channels=1 split=test".split()
+    few = [*words, *([] if inside else ["val_share=0", "test_share=0.9"])]
+    tree = f"data=folder:{tmp_path / 'photos'}"
+    with pytest.raises(DataError, match=r"classes of test, such as '\w+', are classes that 'tuned' was trained on, or tuned"):
+        evaluate_model("tuned", [tree, *few])
+    evaluate_model("glyphs", [tree, *few])  # which has not seen them
+    evaluate_model("tuned", [f"data=folder:{tmp_path / 'others'}", *words, "val_share=0", "test_share=0.9"])
+    written = load_tensors(tmp_path / "tuned" / "model.safetensors")[1]["seen"]
+    tuned_to = f"{inside or 'photos'}0"
+    assert [tuned_to in one["classes"] for one in written] == ([True, True, False] if inside else [True, False])
+    assert written[-1]["name"] == "glyphs"  # what the model had been trained on before
+    assert len(written[-1]["classes"]) == len(sosn.open_bank("glyphs", "train").names)
+    assert any(tuned_to in one.classes for one in seen_by("tuned"))  # and so by what starts from it
+
+
+def test_drawings_on_the_other_ground_are_turned_before_tuning(cli: Cli, bank: Bank, tmp_path: Path) -> None:
+    for number, name in enumerate(bank.names):
+        for ground, folder in (("light", tmp_path / "light"), ("dark", tmp_path / "dark")):
+            (folder / f"letter{number}").mkdir(parents=True)
+            for place, image in enumerate(bank.class_images(name)):
+                shown = image if ground == "light" else 255 - image
+                Image.fromarray(shown[0].numpy()).save(folder / f"letter{number}" / f"{place}.png")
+    told = {}
+    for ground in ("light", "dark"):
+        code, out, err = cli("tune", "--support", ground, "--model", "glyphs", "--steps", "1", "--out", ground[0], "--json")
+        assert code == 0, err
+        told[ground] = json.loads(out) | {"folder": None}
+        assert ("24 of 24 images were turned" in err) == (ground == "dark")
+    assert told["light"] == told["dark"]

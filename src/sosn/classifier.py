@@ -18,6 +18,7 @@ from sosn.confidence import CALIBRATION_FILE, Calibration, probabilities, read_c
 from sosn.device import resolve_device
 from sosn.errors import CheckpointError, NotFittedError, SosnWarning, UsageError
 from sosn.files import write_atomically
+from sosn.ground import Ground, Turning, ground_for, turned, warn_turned
 from sosn.kind import Kind
 from sosn.method import TimmPrototype
 from sosn.method.base import Method
@@ -64,10 +65,12 @@ class FewShotClassifier:
     model: a shipped model's name, a run folder, a method, or "auto": the shipped model for drawings or for photos, whichever
     the pictures are (sosn.kind says by what rule). encoder: in place of a model, "timm:NAME", a frozen backbone with the
     nearest second-order prototype; its weights are timm's own, or those of the file checkpoint. device: cpu, cuda or auto.
+    polarity: "auto" inverts drawings on the other ground than those that the model was trained on (sosn.ground says by what
+    rule), and tells how many; "as_is" leaves all pictures as they are.
 
     Pictures are paths, a folder, Pillow images, arrays (H×W or H×W×C) or tensors (C×H×W), uint8 or 0–1. After fit:
     classes_, sorted; shots_, how many pictures each has; model_, the model's name; kind_, drawings or photos; calibration_,
-    what was measured of its confidence, or None.
+    what was measured of its confidence, or None; ground_, light or dark, which drawings are turned to, or None.
     """
 
     _estimator_type = "classifier"
@@ -78,21 +81,26 @@ class FewShotClassifier:
         encoder: str | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         device: str = "cpu",
+        polarity: Turning = "auto",
     ) -> None:
         self.model = model
         self.encoder = encoder
         self.checkpoint = checkpoint
         self.device = device
+        self.polarity = polarity
 
     def fit(self, images: Pictures, labels: Sequence[Any] | Array | None = None) -> Self:
         """Remember pictures and their labels, or a folder of folders, whose names are the labels."""
         pictures, own = _labelled(images, labels)
         kind = kind_of_pictures(pictures)
         name, method, calibration = self._open_model(kind)
+        ground = ground_for(method.preprocessing, self.polarity)
+        shown, count = _read(method, ground, pictures)
         support = Support(method)
-        support.add(_encode(method, pictures), own)
-        self.kind_, self.model_, self.method_, self.calibration_ = kind, name, method, calibration
+        support.add(encode_images(method, shown), own)
+        self.kind_, self.model_, self.method_, self.calibration_, self.ground_ = kind, name, method, calibration, ground
         self._remember(support, pictures, own, [])
+        warn_turned(count, len(pictures), ground, stacklevel=2)
         return self
 
     def partial_fit(self, images: Pictures, labels: Sequence[Any] | Array | None = None) -> Self:
@@ -102,9 +110,11 @@ class FewShotClassifier:
         pictures, own = _labelled(images, labels)
         if type(own[0]) is not type(self._support.labels[0]):
             raise UsageError(f"labels are {type(own[0]).__name__}; those before were {type(self._support.labels[0]).__name__}")
+        shown, count = _read(self.method_, self.ground_, pictures)
         support = self._support.copy()
-        support.add(_encode(self.method_, pictures), own)
+        support.add(encode_images(self.method_, shown), own)
         self._remember(support, pictures, own, self._given)
+        warn_turned(count, len(pictures), self.ground_, stacklevel=2)
         return self
 
     def predict(self, images: Pictures, reject: float | None = None) -> Array:
@@ -164,8 +174,10 @@ class FewShotClassifier:
         pictures = list_pictures(image) if isinstance(image, str | os.PathLike) else [image]
         if len(pictures) > 1:
             raise UsageError(f"explain takes one image; {str(image)!r} holds {len(pictures)}")
-        answer = self.answers(pictures)[0]
-        return Explanation(**vars(answer), alike=self.most_alike(pictures)[0])
+        shown, count = _read(self.method_, self.ground_, pictures)
+        warn_turned(count, 1, self.ground_, stacklevel=2)
+        answer = self.answers(list(shown))[0]
+        return Explanation(**vars(answer), alike=self.most_alike(list(shown))[0])
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model and what is remembered into a folder, as safetensors and JSON."""
@@ -208,6 +220,7 @@ class FewShotClassifier:
         except (KeyError, TypeError, ValueError, OSError) as error:
             raise CheckpointError(f"{str(folder)!r} holds a damaged classifier ({error}): save it again") from error
         loaded.method_ = method.to(resolve_device(loaded.device))
+        loaded.ground_ = ground_for(method.preprocessing, loaded.polarity)
         loaded.calibration_ = read_calibration(path / CALIBRATION_FILE)
         support = Support(loaded.method_)
         support.add(features.to(method.device), own)
@@ -292,8 +305,13 @@ class FewShotClassifier:
 
     def _by_parts(self, pictures: Sequence[Picture], compare: Callable[[Tensor], Tensor]) -> Tensor:
         """What compare says of the features of all pictures, a part of them at a time."""
-        parts = [pictures[first : first + IMAGES] for first in range(0, len(pictures), IMAGES)]
-        return torch.cat([compare(_encode(self.method_, part)).cpu() for part in parts])
+        found, count = [], 0
+        for first in range(0, len(pictures), IMAGES):
+            shown, own = _read(self.method_, self.ground_, pictures[first : first + IMAGES])
+            found.append(compare(encode_images(self.method_, shown)).cpu())
+            count += own
+        warn_turned(count, len(pictures), self.ground_, stacklevel=4)
+        return torch.cat(found)
 
     def _probabilities(self, logits: Tensor) -> Tensor:
         if self.calibration_ is None:
@@ -335,8 +353,9 @@ def _labelled(images: Pictures, labels: Sequence[Any] | Array | None) -> tuple[l
     return pictures, cast(list[Label], own.tolist())
 
 
-def _encode(method: Method, pictures: Sequence[Picture]) -> Tensor:
-    return encode_images(method, read_pictures(pictures, method.preprocessing.source, method.preprocessing.channels))
+def _read(method: Method, ground: Ground | None, pictures: Sequence[Picture]) -> tuple[Tensor, int]:
+    """Pictures as images for a model, on the ground that it knows, and how many were turned for that."""
+    return turned(read_pictures(pictures, method.preprocessing.source, method.preprocessing.channels), ground)
 
 
 def _digest(path: Path) -> str:

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from sosn.device import resolve_device
 from sosn.errors import CheckpointError, DataError, UsageError
+from sosn.ground import Turning, ground_for, turned, warn_turned
 from sosn.method import SoSN
 from sosn.models import load
-from sosn.pictures import Pictures, list_pictures, read_pictures
+from sosn.pictures import Picture, Pictures, list_pictures, read_pictures
 from sosn.spelling import nearest
 from sosn.storage import WEIGHTS_FILE, load_method, save_method
 from sosn.support import encode_images
@@ -41,16 +42,18 @@ class Gallery:
 
     A folder holds the model (safetensors) and the classes (SQLite): every add and remove is a transaction, whole or not
     there, and touches no other class. A query is compared with all descriptors by cosine (FAISS where it is installed, a
-    matrix product elsewhere), and the similarity net ranks the nearest ones.
+    matrix product elsewhere), and the similarity net ranks the nearest ones. polarity: "auto" inverts drawings on the other
+    ground than those that the model was trained on, and tells how many; "as_is" leaves all pictures as they are.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], device: str = "cpu") -> None:
+    def __init__(self, folder: str | os.PathLike[str], device: str = "cpu", polarity: Turning = "auto") -> None:
         """Open a gallery that create made. Refuses a folder that holds none."""
         self.folder = Path(folder)
         if not (self.folder / CLASSES_FILE).is_file():
             raise CheckpointError(f"{str(folder)!r} holds no gallery: make one with Gallery.create")
         method, _ = load_method(self.folder / WEIGHTS_FILE)
         self.method = _checked(method.to(resolve_device(device)))
+        self._ground = ground_for(method.preprocessing, polarity)
         rows = self._rows()
         self.labels: list[str] = [label for label, _ in rows]
         shape = self._shape()
@@ -61,17 +64,24 @@ class Gallery:
         self._index = _index(_directions(self._described))
 
     @classmethod
-    def create(cls, folder: str | os.PathLike[str], model: str | os.PathLike[str], device: str = "cpu") -> Self:
+    def create(
+        cls,
+        folder: str | os.PathLike[str],
+        model: str | os.PathLike[str],
+        device: str = "cpu",
+        polarity: Turning = "auto",
+    ) -> Self:
         """An empty gallery for a SoSN model, by name or run folder. Refuses a folder that holds something else."""
         path = Path(folder)
         if path.exists() and any(path.iterdir()):
             raise UsageError(f"{str(folder)!r} is not empty: choose another folder, or open it with Gallery")
         method = _checked(load(os.fspath(model)))
+        ground_for(method.preprocessing, polarity)  # refuses a polarity that there is not
         path.mkdir(parents=True, exist_ok=True)
         save_method(path / WEIGHTS_FILE, method)
         with closing(sqlite3.connect(path / CLASSES_FILE)) as base, base:
             base.execute(SCHEMA)
-        return cls(folder, device)
+        return cls(folder, device, polarity)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -92,13 +102,19 @@ class Gallery:
             if label in known:
                 raise UsageError(f"class {label!r} is in the gallery: remove it first")
         pictures = {label: list_pictures(images) for label, images in classes.items()}
-        described = torch.stack([self._describe(own, together=True)[0] for own in pictures.values()]).cpu().half()
+        found, count = [], 0
+        for own in pictures.values():
+            shown, turns = self._read(own)
+            found.append(self._describe(shown, together=True)[0])
+            count += turns
+        described = torch.stack(found).cpu().half()
         rows = [(label, len(own), one.numpy().tobytes()) for (label, own), one in zip(pictures.items(), described, strict=True)]
         with self._base() as base:
             base.executemany("insert into classes values (?, ?, ?)", rows)
         self.labels += pictures
         self._described = torch.cat((self._described, described))
         self._index.add(_directions(described))
+        warn_turned(count, sum(map(len, pictures.values())), self._ground, stacklevel=2)
 
     def remove(self, label: str) -> None:
         """Forget a class. Refuses one that is not there."""
@@ -118,7 +134,7 @@ class Gallery:
             raise DataError("the gallery is empty: add classes first")
         if top < 1 or (shortlist is not None and shortlist < 1):
             raise UsageError(f"top is {top} and shortlist {shortlist}; both are 1 or more")
-        queries = self._describe(list_pictures(images), together=False)
+        queries = self._asked(images)
         if shortlist is None or shortlist >= len(self.labels):
             rows = torch.arange(len(self.labels)).expand(len(queries), -1)
         else:
@@ -133,14 +149,24 @@ class Gallery:
 
     def shortlist(self, images: Pictures, size: int = SHORTLIST) -> list[list[str]]:
         """The classes whose descriptors are nearest to each picture's, before the similarity net has looked at them."""
-        queries = self._describe(list_pictures(images), together=False).cpu()
+        queries = self._asked(images).cpu()
         rows = self._index.nearest(_directions(queries), min(size, len(self.labels)))
         return [[self.labels[place] for place in row.tolist()] for row in rows]
 
-    def _describe(self, pictures: Sequence[Any], together: bool) -> Tensor:
-        """Descriptors (B, P, S, K, K) of pictures, or (1, …) of one class that they all show."""
+    def _asked(self, images: Pictures) -> Tensor:
+        """Descriptors of pictures that are asked for, one each."""
+        shown, count = self._read(list_pictures(images))
+        warn_turned(count, len(shown), self._ground, stacklevel=3)
+        return self._describe(shown, together=False)
+
+    def _read(self, pictures: Sequence[Picture]) -> tuple[Tensor, int]:
+        """Pictures as images for the model, on the ground that it knows, and how many were turned for that."""
         size, channels = self.method.preprocessing.source, self.method.preprocessing.channels
-        maps = encode_images(self.method, read_pictures(pictures, size, channels))
+        return turned(read_pictures(pictures, size, channels), self._ground)
+
+    def _describe(self, images: Tensor, together: bool) -> Tensor:
+        """Descriptors (B, P, S, K, K) of images, or (1, …) of one class that they all show."""
+        maps = encode_images(self.method, images)
         with torch.inference_mode():
             return self.method.describe(maps.unsqueeze(0) if together else maps.unsqueeze(1))
 

@@ -64,6 +64,14 @@ class Preprocessing(nn.Module):
         """Side of the images that are best given to it."""
         return self.detail or self.size
 
+    @property
+    def brightness(self) -> float | None:
+        """Mean of the images that it was fitted to, between 0 and 1, before polarity; None where it is not known."""
+        mean = float((self.mean_image if self.by_pixel else self.mean).mean())
+        if not 0 < mean < 1:
+            return None
+        return 1 - mean if self.polarity == "inverted" else mean
+
     def forward(self, images: Tensor, dtype: torch.dtype) -> Tensor:
         images = self._fitted(images, dtype)
         if self.plain:

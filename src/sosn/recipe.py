@@ -216,6 +216,12 @@ def _known_keys(name: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], d
     return own, {}
 
 
+def data_keys(recipe: Recipe) -> dict[str, Any]:
+    """Keys of a recipe's [data], those of its dataset included, and their types."""
+    own, options = _known_keys("data", {"name": recipe.data.name})
+    return own | options
+
+
 def as_recipe(recipe: Recipe | str | os.PathLike[str]) -> Recipe:
     """A recipe as it is, or the one of this name, file or run folder."""
     if isinstance(recipe, str | os.PathLike):

@@ -9,16 +9,18 @@ from typing import Any, Literal
 import torch
 
 from sosn.data import Bank, EpisodeSampler, leave_out_small, open_bank
+from sosn.data.folder import SPLITS
 from sosn.data.lake_runs import read_runs
 from sosn.data.sampler import Within, alphabets
 from sosn.device import check_bf16, resolve_device
 from sosn.errors import DataError, SosnWarning, UsageError
 from sosn.evaluation import Evaluation, evaluate, evaluate_runs
+from sosn.ground import Turning, ground_for, turned, warn_turned
 from sosn.kernel import engine
 from sosn.method.base import Method, Statistics
 from sosn.models import fitting_model, load_with_recipe
 from sosn.pictures import kind_of_pictures, list_classes, read_pictures
-from sosn.recipe import Recipe, override, refuse_option
+from sosn.recipe import DataSection, Recipe, data_keys, override, refuse_option
 from sosn.storage import check_no_model, write_model
 from sosn.training.seen import Seen, overlap, same_classes, seen_before, seen_by, trained_classes, written_classes
 from sosn.tuning import Tuned, tune
@@ -141,26 +143,33 @@ def check_unseen(model: str, trained: Recipe, recipe: Recipe, bank: Bank, split:
     known = overlap(seen, recipe.data, bank.names)
     if known:
         raise DataError(
-            f"{len(known)} classes of {split}, such as {min(known)!r}, are classes that {model!r} was trained on: the "
-            "images are split otherwise here; use the options of its recipe, or give images train/, val/ and test/ folders"
+            f"{len(known)} classes of {split}, such as {min(known)!r}, are classes that {model!r} was trained on, or tuned "
+            "to: take others; where the images are only split otherwise here, use the options of its recipe, or give images "
+            "train/, val/ and test/ folders"
         )
 
 
 def evaluation_settings(recipe: Recipe, overrides: Sequence[str]) -> tuple[EvaluationSettings, Recipe]:
-    """Words that are settings, and words for the data (data.size=…)."""
+    """What key=value words set, and the recipe with the data that they name.
+
+    A key is a setting's or, with data. before it or where no setting is called so, one of the data's (size, partition).
+    """
     pairs = [word.partition("=")[::2] for word in overrides]
     for word, (key, text) in zip(overrides, pairs, strict=True):
         refuse_option(key)
         if not key or not text:
             raise UsageError(f"{word!r} is no key=value: write for instance shot=5")
+    recipe = override(recipe, [f"data={text}" for key, text in pairs if key in ("data", "data.name")])
     known = annotations(EvaluationSettings)
-    own = check_options({k: parse(t) for k, t in pairs if not _about_data(k)}, known, "eval")
-    about_data = [f"{key}={text}" for key, text in pairs if _about_data(key) or key == "data"]
+    keys = {key: kind for key, kind in data_keys(recipe).items() if key not in known}
+    of_data = [(key, text) for key, text in pairs if key.startswith("data.") or key in keys]
+    own = check_options({key: parse(text) for key, text in pairs if (key, text) not in of_data}, known | keys, "eval")
     if own.get("runs"):
+        fixed = ("way", "shot", "query", "episodes", "seed", "split", "data", "within", *(key for key, _ in of_data))
         for key, _ in pairs:
-            if _about_data(key) or key in ("way", "shot", "query", "episodes", "seed", "split", "data", "within"):
+            if key in fixed:
                 raise UsageError(f"{key} is given and so is runs, whose tasks are fixed: leave out one of them")
-    recipe = override(recipe, about_data)
+    recipe = override(recipe, [f"data.{key.removeprefix('data.')}={text}" for key, text in of_data])
     sizes: tuple[int, int, int | None] = (recipe.val_shot, recipe.validation.val_query, recipe.validation.report_episodes)
     if own.get("within") == "drawers":  # whose tasks have sizes of their own
         sizes = (1, 1, None)
@@ -168,23 +177,32 @@ def evaluation_settings(recipe: Recipe, overrides: Sequence[str]) -> tuple[Evalu
     return replace(defaults, **own), recipe
 
 
-def _about_data(key: str) -> bool:
-    return key.startswith("data.") or key in ("min_images", "leave_out_small")
+def _shown(support: Path, names: Sequence[str]) -> list[Seen]:
+    """Classes of a folder as seen: by its own name, and by that of the folder around where it is one of its splits."""
+    folder = support.expanduser().absolute()
+    places = (folder, folder.parent) if folder.name in SPLITS else (folder,)
+    return [Seen(DataSection(f"folder:{place}"), frozenset(names)) for place in places]
 
 
 def tune_model(
-    support: Path, model: str, out: Path, steps: int, seed: int, progress: Callable[[int, int], None] | None = None
-) -> tuple[str, Tuned]:
-    """Tune a model on a folder of classes and, if that helps, write it to a folder: the model's name, and what came of it."""
+    support: Path, model: str, out: Path, steps: int, seed: int, progress: Callable[[int, int], None] | None = None,
+    polarity: Turning = "auto",
+) -> tuple[str, Tuned]:  # fmt: skip
+    """Tune a model on a folder of classes and, if that helps, write it to a folder: the model's name, and what came of it.
+
+    Drawings are shown to it as FewShotClassifier does, on the ground that it knows. The classes count as seen ever after.
+    """
     check_no_model(out)
     files, labels = list_classes(support)
     name = fitting_model(kind_of_pictures(files)) if model == "auto" else model
     method, recipe = load_with_recipe(name)
-    images = read_pictures(files, method.preprocessing.source, method.preprocessing.channels)
+    ground = ground_for(method.preprocessing, polarity)
+    images, count = turned(read_pictures(files, method.preprocessing.source, method.preprocessing.channels), ground)
+    warn_turned(count, len(files), ground, stacklevel=2)
     names = tuple(dict.fromkeys(labels))
     bank = Bank(images, torch.tensor([names.index(label) for label in labels]), names)
     result = tune(method, bank, steps, seed, progress)
     if result.method is not None:
         tuned = replace(recipe, title=f"{name}, tuned on {len(names)} classes of {support.name}")
-        write_model(out, result.method, tuned.to_table(), [one.to_json() for one in seen_before(name, recipe)])
+        write_model(out, result.method, tuned.to_table(), [one.to_json() for one in (*_shown(support, names), *seen_by(name))])
     return name, result

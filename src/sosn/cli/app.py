@@ -119,8 +119,9 @@ def eval(
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="way, shot, query, episodes, seed, statistics=running|batch, split=val|test, within=alphabet|drawers, data, "
-            "device, precision=fp32|bf16, engine=auto|plain; or runs=FOLDER, the tasks of Lake et al.",
+            help="way, shot, query, episodes, seed, statistics=running|batch, split=val|test, within=alphabet|drawers, data "
+            "with its options (partition=lake; data.seed=5 where eval has such a key itself), device, precision=fp32|bf16, "
+            "engine=auto|plain; or runs=FOLDER, the tasks of Lake et al.",
         ),
     ] = None,
     as_json: AsJson = False,

@@ -4,10 +4,17 @@ import csv
 import io
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+if TYPE_CHECKING:
+    from sosn.ground import Turning
+
+Polarity = Annotated[
+    str,
+    typer.Option(help="auto: invert drawings on the other ground than the model knows; as_is: leave all images as they are."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
 
 
@@ -22,6 +29,7 @@ def classify(
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with thumbnails.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "cpu",
+    polarity: Polarity = "auto",
     as_csv: Annotated[bool, typer.Option("--csv", help="Print lines of CSV on standard output.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -34,7 +42,7 @@ def classify(
     if as_csv and as_json:
         raise UsageError("--csv and --json are both given: choose one")
     files = find_images(images)
-    classifier = FewShotClassifier(model, encoder, checkpoint, device).fit(support)
+    classifier = FewShotClassifier(model, encoder, checkpoint, device, cast("Turning", polarity)).fit(support)
     expected = expectation(classifier)
     console.print(expected, soft_wrap=True, markup=False)
     with progress_bar("classifying") as bar:
@@ -90,6 +98,7 @@ def tune(
     out: Annotated[Path, typer.Option(help="Folder for the tuned model, for --model of `sosn classify`.")] = Path("tuned"),
     steps: Annotated[int, typer.Option(help="Steps of each of the four tunings.", min=1)] = 100,
     seed: Annotated[int, typer.Option(help="Of the episodes.")] = 0,
+    polarity: Polarity = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Adapt a model to your classes; it is kept only if cross-validation on your own images says that it answers better."""
@@ -97,11 +106,12 @@ def tune(
     from sosn.tasks import tune_model
 
     with progress_bar("tuning") as bar:
-        name, result = tune_model(support, model, out, steps, seed, bar)
+        name, result = tune_model(support, model, out, steps, seed, bar, cast("Turning", polarity))
     if as_json:
         typer.echo(json.dumps({"model": name, "folder": str(out) if result.method else None, **result.to_json()}))
         return
     shares = [f"{100 * right / result.pictures:.1f}%" for right in (result.before, result.after)]
     judged = f"{shares[0]} of {result.pictures} held-out images right before tuning {name!r}, {shares[1]} after"
-    verdict = f"tuned model: {out}; use it with --model {out}" if result.method else "that is no clear gain: nothing is kept"
+    options = f"--model {out}" + (" --polarity as_is" if polarity == "as_is" else "")
+    verdict = f"tuned model: {out}; use it with {options}" if result.method else "that is no clear gain: nothing is kept"
     typer.echo(f"{judged}; {verdict}")

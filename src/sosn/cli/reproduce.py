@@ -1,6 +1,7 @@
 """`sosn reproduce`: the paper's tables and claims, run and shown beside its figures."""
 
 import json
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from sosn.reproduce.table import Reproduction
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
+WIDTH = 120  # of lines that are broken
 OPEN_MIC, CLAIMS = ("open-mic-1", "open-mic-2"), "claims"
 
 
@@ -119,26 +121,43 @@ def _list(table: str, patterns: list[str], as_json: bool) -> None:
 
 
 def _show_plan(table: str, rows: "Sequence[Row]") -> None:
-    """The rows, the episodes each is trained on, the paper's figures, and the commands that train it by hand."""
+    """The rows, the episodes each is trained on, the paper's figures, and the commands that train it by hand.
+
+    Words that all rows share are said once, as a shell variable that the commands name.
+    """
+    common = _common(rows)
+    if common:
+        typer.echo(textwrap.fill(f'COMMON="{" ".join(common)}"', WIDTH, break_on_hyphens=False, subsequent_indent="  "))
     for row in rows:
         recipe = row.resolve(0)
         episodes = recipe.training.steps * recipe.episodes.episodes_per_step
         protocols = dict.fromkeys(measure.protocol for measure in row.measures)
         paper = ", ".join(f"{protocol} {figure}" for protocol in protocols if (figure := row.paper(protocol)))
         typer.echo(f"{row.id}  {row.label}  {episodes:,} episodes{f'  paper: {paper}' if paper else ''}")
-        for command in _commands(row):
+        for command in _commands(row, common):
             typer.echo(f"    {command}")
     typer.echo(f"{len(rows)} rows; `sosn reproduce {table} --rows PATTERN --seeds 0 1 2` runs some of them")
 
 
-def _commands(row: "Row") -> list[str]:
-    """What trains a row by hand, in the folders that `sosn train` chooses: the rows that it starts from come first."""
+def _common(rows: "Sequence[Row]") -> list[str]:
+    """Words of two or more rows that all of them have, save those that are their recipes as they are; of a single row none."""
+    told = [row.words for row in rows if row.words]
+    return [word for word in told[0] if all(word in own for own in told)] if len(told) > 1 else []
+
+
+def _commands(row: "Row", common: Sequence[str] = ()) -> list[str]:
+    """What trains a row by hand, in the folders that `sosn train` chooses: the rows that it starts from come first.
+
+    $COMMON stands for the common words, before others: of two words for one key the later counts.
+    """
     from sosn.reproduce.table import started_from
 
     commands: list[str] = []
     start: list[str] = []
     for one in (*started_from(row), row):
-        commands.append(" ".join(("sosn train", one.recipe, *one.words, *start)))
+        own = [word for word in one.words if word not in common]
+        shared = ["$COMMON"] if len(own) < len(one.words) else []
+        commands.append(" ".join(("sosn train", one.recipe, *shared, *own, *start)))
         start = [f"start=runs/{one.recipe}"]
     return commands
 
