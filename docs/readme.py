@@ -131,6 +131,9 @@ def _engine_accuracy() -> str:
     return "\n".join(rows)
 
 
+COUNTS = ("drawings", "turned", "negatives_turned")
+
+
 def fill_photos(text: str) -> str:
     """The page on photos with what the cards of shipped models say of their confidence."""
     rows = [
@@ -150,7 +153,23 @@ def fill_photos(text: str) -> str:
     for row in told["rows"]:
         rows.append(f"| {row['model']} | {row['size']}² | {row['ms']:.0f} | {row['onnx_ms']:.1f} | {row['cold_seconds']:.1f} |")
     text = _put(text, "latency", "\n" + "\n".join([*rows, "", f"{told['machine']}, torch {told['versions']['torch']}."]) + "\n")
+    text = _put(text, "ground", "\n" + _ground(_read("results/ground-omniglot.json")) + "\n")
     return _put(text, "gallery", "\n" + _gallery(_read("results/gallery-omniglot.json")) + "\n")
+
+
+def _ground(told: dict[str, Any]) -> str:
+    """Answers to drawings on either ground, and how well grounds were told apart."""
+    rows = ["| model | shown on | asked for on | as they are, % | turned, % |", "|---|---|---|---|---|"]
+    for row in told["rows"]:
+        shares = [f"{100 * row[name]:.1f}" for name in ("as_is", "auto")]
+        rows.append(f"| {' | '.join([row['model'], row['shown'], row['asked'], *shares])} |")
+    drawings, by_mistake, found = (sum(one[name] for one in told["recognised"]) for name in COUNTS)
+    return "\n".join([
+        *rows, "",
+        f"Omniglot's validation classes, {told['tasks']} tasks of {told['queries']} queries; a board is an imitation, light "
+        f"strokes on a dark grey ground with some noise (`benchmarks/ground.py`). Of Omniglot's {drawings:,} drawings "
+        f"{by_mistake:,} are inverted by mistake, and {found:,} of their negatives are.",
+    ])  # fmt: skip
 
 
 def _gallery(told: dict[str, Any]) -> str:

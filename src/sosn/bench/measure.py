@@ -36,6 +36,7 @@ GROWTH = {
     "permutations": [Shape(5, 1, 5, 84, permutations=count) for count in (1, 3, 5, 10)],
 }
 EPISODES = {"cuda": 8, "cpu": 1}  # in a step of the vectorised contenders
+LONG, SHORT = 20.0, 1.0  # seconds of a call: longer ones are made once, others in three turns, two a turn if shorter
 MANY = 32  # episodes in a step of the engine where a GPU has the memory for it
 
 
@@ -123,10 +124,10 @@ def _take_turns(
     makers: Mapping[str, Callable[[], Step]], device: torch.device, quick: bool
 ) -> tuple[dict[str, float], dict[str, float | None]]:
     """Seconds a call (the median of several turns) and peak memory on a GPU, of contenders that run one after the other."""
-    rounds, cuda = 1 if quick else 3, device.type == "cuda"
-    calls = 1 if quick else (10 if cuda else 2)
+    cuda = device.type == "cuda"
     memory: dict[str, float | None] = dict.fromkeys(makers)
     steps: dict[str, Step] = {}
+    slowest = 0.0
     for name, maker in makers.items():
         gc.collect()
         if cuda:
@@ -135,10 +136,14 @@ def _take_turns(
         held = torch.cuda.memory_allocated() if cuda else 0
         steps[name] = maker()
         for _ in range(5 if cuda else 1):
+            began = time.perf_counter()
             steps[name]()
         if cuda:
             torch.cuda.synchronize()
+        slowest = max(slowest, time.perf_counter() - began)
+        if cuda:
             memory[name] = (torch.cuda.max_memory_allocated() - held) / 2**30
+    rounds, calls = (1, 1) if quick or slowest > LONG else (3, 10 if cuda else 1 + (slowest < SHORT))
     turns: dict[str, list[float]] = {name: [] for name in makers}
     for _ in range(rounds):
         for name, step in steps.items():
