@@ -11,21 +11,23 @@ more episodes, the nearer a threshold comes to the share that it may refuse; 200
 
 import argparse
 import json
+from dataclasses import replace
 
 from sosn.confidence import CALIBRATION_FILE, measure
 from sosn.device import resolve_device
-from sosn.models import load_with_recipe, model_path, shipped_models
+from sosn.models import calibration_of, load_with_recipe, model_path, shipped_models
 from sosn.training.setup import open_split
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+", metavar="model")
-    parser.add_argument("--ways", nargs="+", type=int, default=[1, 5, 20])
+    parser.add_argument("--ways", nargs="+", type=int, default=[1, 2, 5, 20])
     parser.add_argument("--shots", nargs="+", type=int, default=[1, 5])
     parser.add_argument("--query", type=int, default=5, help="queries of each class of an episode")
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--add", action="store_true", help="keep what was measured before at other sizes")
     wanted = parser.parse_args()
     for model in wanted.models:
         calibrate(model, wanted)
@@ -38,6 +40,10 @@ def calibrate(model: str, wanted: argparse.Namespace) -> None:
     bank = open_split(recipe, "val").to(device)
     sizes = (wanted.ways, wanted.shots, wanted.query, wanted.episodes)
     calibration = measure(method.to(device), bank, "val", recipe.data.name, *sizes, say=lambda line: print(model, line))
+    before = calibration_of(model) if wanted.add else None
+    if before is not None:
+        measured = {(one.way, one.shot): one for one in (*before.sizes, *calibration.sizes)}
+        calibration = replace(calibration, sizes=tuple(one for _, one in sorted(measured.items())))
     path = model_path(model)
     if model in shipped_models():
         target = path.with_suffix(".json")

@@ -26,8 +26,9 @@ TERMS = {
 LIMITS = {
     "glyphs": "Knows dark strokes on a light ground, one character an image; not photos. Trained on synthetic data.",
     "omniglot": "Knows handwritten characters, dark strokes on a light ground, one an image; not photos.",
-    "mini-imagenet": "Knows photos of things and animals at 84×84. Right on about half of 5-way one-shot questions: give "
-    "several pictures of each class. Its figure is on validation classes, on which its recipe was chosen, with other episodes.",
+    "mini-imagenet": "Knows photos of things and animals at 84×84. A small net is right on about half of 5-way one-shot "
+    "questions: give several pictures of each class. Its figure is on validation classes, on which its recipe was chosen, with "
+    "other episodes.",
 }
 
 

@@ -35,6 +35,8 @@ Rows are data: [omniglot.py](../src/sosn/reproduce/omniglot.py), [mini_imagenet.
 is the mean over seeds ± its 95% interval between seeds (Student's t; none for a single seed); in brackets, the interval over
 episodes of one seed, which is what the paper prints. *running*: batch norm as it was trained, so no query helps another;
 *batch*: the authors' transductive way. Weights are chosen on validation classes, with other episodes than those reported.
+The paper's figures are of test classes. Where ours are of val (test images were held back), the settings of our best recipes
+were chosen on the same classes, so that figures of test classes may well be lower.
 """
 
 

@@ -108,6 +108,14 @@ def test_several_models_are_calibrated_in_one_call(tmp_path: Path, monkeypatch: 
     assert first is not None
     assert first == second
     assert [(one.way, one.shot, one.episodes, one.queries) for one in first.sizes] == [(1, 1, 20, 40)]
+    words = [str(folders[0]), "--ways", "2", "--shots", "1", "--episodes", "4", "--query", "2", "--device", "cpu"]
+    for more in (["--add"], []):
+        monkeypatch.setattr(sys, "argv", ["calibrate_model.py", *words, *more])
+        runpy.run_path(str(BENCHMARKS / "calibrate_model.py"), run_name="__main__")
+        found = calibration_of(folders[0])
+        assert found is not None
+        assert found.sizes[:-1] == (first.sizes if more else ())
+        assert [(one.way, one.episodes) for one in found.sizes[-1:]] == [(2, 10)]
 
 
 def test_the_engine_is_held_against_the_layers_one_by_one_seed_by_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -326,3 +326,31 @@ def test_rivals_answer_through_the_same_classifier(name: str) -> None:
         expected = method.eval()(Episode(support, asked.unsqueeze(0)))[0]
     order = [bank.names.index(label) for label in classifier.classes_.tolist()]
     assert classifier.similarities(asked) == pytest.approx(expected[:, order].numpy(), abs=1e-5)
+
+
+def test_saving_never_takes_the_place_of_another_model(drawings: list[np.ndarray], tmp_path: Path) -> None:
+    classifier = FewShotClassifier("glyphs").fit(drawings[:2], [0, 1])
+    run, photo = tmp_path / "run", tmp_path / "photo.png"
+    run.mkdir()
+    (run / "model.safetensors").write_bytes(b"weights of a run")
+    photo.write_bytes(b"a photo")
+    for place in (run, photo):
+        with pytest.raises(UsageError, match="holds a model that is no saved classifier"):
+            classifier.save(place)
+    assert (run / "model.safetensors").read_bytes() == b"weights of a run"
+    assert photo.read_bytes() == b"a photo"
+    for _ in range(2):
+        classifier.save(tmp_path / "own")
+
+
+def test_arrays_of_paths_are_paths_and_arrays_that_cannot_be_written_are_images(folder: Path) -> None:
+    files = sorted((folder / "support").glob("*/*.png"))
+    labels = [file.parent.name for file in files]
+    paths = np.array([str(file) for file in files])
+    expected = FewShotClassifier("glyphs").fit(files, labels).similarities(files)
+    np.testing.assert_array_equal(FewShotClassifier("glyphs").fit(paths, labels).similarities(paths), expected)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opened = [np.asarray(Image.open(file)) for file in files]
+        assert not opened[0].flags.writeable
+        np.testing.assert_array_equal(FewShotClassifier("glyphs").fit(opened, labels).similarities(opened), expected)

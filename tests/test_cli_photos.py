@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,9 @@ import pytest
 from PIL import Image
 
 import sosn
-from sosn.answering import expectation
+from sosn.answering import expectation, find_images
 from sosn.classifier import FewShotClassifier
+from sosn.errors import SosnWarning
 from sosn.models import shipped_models
 from test_cli import Cli, cli
 
@@ -154,3 +156,57 @@ def test_drawings_on_a_blackboard_are_turned_and_told_once_for_all_files(cli: Cl
     code, _, err = cli(*words, "--polarity", "inverted", *boards[:-1])
     assert code == 2
     assert "choose auto or as_is" in err
+
+
+def test_a_page_never_takes_the_place_of_something_else(cli: Cli, drawings: Path, tmp_path: Path) -> None:
+    photo, notes = tmp_path / "photo.png", tmp_path / "notes.html"
+    photo.write_bytes(next((drawings / "query").glob("*/*.png")).read_bytes())
+    notes.write_text("<p>mine</p>")
+    words = ["--support", str(drawings / "support"), "--model", "glyphs", str(drawings / "query" / "letter 0")]
+    for place, said in ((photo, "let it end in .html"), (notes, "no page of sosn's")):
+        before = place.read_bytes()
+        code, out, err = cli("classify", "--html", str(place), *words)
+        assert (code, out) == (2, "")
+        assert said in err
+        assert place.read_bytes() == before
+    for _ in range(2):  # a page of ours may be written again
+        code, _, err = cli("classify", "--html", str(tmp_path / "page.html"), *words)
+        assert code == 0, err
+
+
+def test_of_what_is_none_of_these_the_nearest_class_is_named(cli: Cli, drawings: Path) -> None:
+    words = ["--support", str(drawings / "support"), "--model", "glyphs", "--reject", "0.5", str(drawings / "other")]
+    code, out, err = cli("classify", *words)
+    assert code == 0, err
+    assert "nearest is letter" in out
+    code, out, err = cli("classify", "--csv", *words)
+    rows = [row for row in csv.DictReader(io.StringIO(out)) if not row["answer"]]
+    assert rows
+    assert all(row["likeliest"].startswith("letter ") and float(row["probability"]) > 0.3 for row in rows)
+
+
+def test_folders_are_searched_once_and_files_that_are_left_out_are_counted(drawings: Path, tmp_path: Path) -> None:
+    (tmp_path / "q").mkdir()
+    (tmp_path / "q" / "loop").symlink_to(tmp_path / "q")
+    (tmp_path / "q" / "one.png").write_bytes(next((drawings / "query").glob("*/*.png")).read_bytes())
+    (tmp_path / "q" / "phone.heic").write_bytes(b"")
+    (tmp_path / "q" / "notes.txt").write_text("")
+    with pytest.warns(SosnWarning, match="2 files in the folders are no images by name"):
+        assert find_images([tmp_path / "q"]) == [tmp_path / "q" / "one.png"]
+
+
+def test_a_page_can_name_files_that_are_no_text(cli: Cli, drawings: Path, tmp_path: Path) -> None:
+    odd = os.fsencode(tmp_path) + b"/bad\xff.png"
+    Path(os.fsdecode(odd)).write_bytes(next((drawings / "query").glob("*/*.png")).read_bytes())
+    words = [
+        "--support",
+        str(drawings / "support"),
+        "--model",
+        "glyphs",
+        "--html",
+        str(tmp_path / "page.html"),
+        os.fsdecode(odd),
+    ]
+    code, _, err = cli("classify", *words)
+    assert code == 0, err
+    assert "bad?.png" in (tmp_path / "page.html").read_text("utf-8")

@@ -26,7 +26,9 @@ from sosn.confidence import (
     read_calibration,
     safe_thresholds,
 )
+from sosn.episode import Episode
 from sosn.errors import CheckpointError, DataError, UntrainedError, UsageError
+from sosn.evaluation import draw_indices
 from sosn.method.pixels import NearestPixels
 from sosn.models import calibration_of, shipped_models
 
@@ -151,6 +153,16 @@ def test_the_nearest_size_that_is_not_easier_counts() -> None:
     assert only.at(2, 1).way == 5
 
 
+def test_with_fewer_classes_than_were_measured_the_temperature_is_that_of_the_fewest_and_not_of_one() -> None:
+    sizes = tuple(
+        dataclasses.replace(_confidence(way, shot), temperature=way + shot / 10) for way in (1, 5, 20) for shot in (1, 5)
+    )
+    found = Calibration("glyphs", "val", sizes)
+    assert [found.temperature(way, 1) for way in (1, 2, 4, 5, 19, 30)] == [1.1, 5.1, 5.1, 5.1, 5.1, 20.1]
+    assert found.temperature(3, 7) == 5.5
+    assert Calibration("glyphs", "val", sizes[:2]).temperature(3, 1) == 1.1
+
+
 def test_shares_outside_the_measured_ones_are_refused_and_those_between_round_down() -> None:
     calibration = Calibration("glyphs", "val", (_confidence(5, 1),))
     assert calibration.threshold(5, 1, 0.05) == 5.0
@@ -192,6 +204,31 @@ def test_measuring_says_how_many_episodes_it_used_and_leaves_out_what_the_bank_h
     assert [(one.way, one.shot, one.episodes, one.queries) for one in found.sizes] == [(2, 1, 15, 60), (3, 1, 10, 60)]
     assert said[0].startswith("2-way 1-shot, 15 episodes")
     assert found == measure(sosn.load("glyphs"), bank, "val", "glyphs", (2, 3), (1,), query=2, episodes=6)
+
+
+def test_what_is_told_of_a_threshold_was_measured_on_episodes_that_it_was_not_fitted_to() -> None:
+    bank = sosn.open_bank("glyphs", "val", alphabets=10, characters=8, drawings=6)
+    model = sosn.load("glyphs")
+    (told,) = measure(model, bank, "val", "glyphs", (3,), (1,), query=2, episodes=12).sizes
+    right = []
+    for seed in (0, 1):
+        support, queries = draw_indices(sosn.EpisodeSampler(bank, 6, 1, 2), 20, seed)  # three classes more are not shown
+        tops, answers = [], []
+        with torch.inference_mode():
+            for shown, asked in zip(support[:, :3], queries[:, :6], strict=True):
+                logits = model.logits(Episode(bank.images[shown].unsqueeze(0), bank.images[asked].unsqueeze(0)))[0]
+                tops.append(logits.amax(-1))
+                answers.append(logits.argmax(-1) == torch.tensor([0, 0, 1, 1, 2, 2]))
+        right.append(float(torch.cat(answers).double().mean()))
+        if seed == 0:
+            expected = safe_thresholds(torch.stack(tops))
+    assert told.thresholds == pytest.approx(expected, abs=1e-3)
+    assert told.accuracy == pytest.approx(right[1], abs=1e-4)
+    assert right[0] != right[1]
+
+
+def test_thresholds_of_even_steps_are_the_steps() -> None:
+    assert safe_thresholds(torch.arange(100.0).view(1, 100)) == PERCENTS
 
 
 @pytest.mark.parametrize("name", sorted(shipped_models()))

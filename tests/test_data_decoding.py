@@ -70,6 +70,20 @@ def prepare(photos: list[prepared.Entry], progress: Callable[[int, int], None] |
     return cast(list[int], images[:, 0, 0, 0].tolist())
 
 
+@pytest.mark.usefixtures("started")
+def test_processes_keep_the_central_share_that_is_asked_for_and_the_limit_on_pixels(tmp_path: Path) -> None:
+    framed = Image.new("RGB", (16, 16), (0, 0, 0))
+    framed.paste((200, 100, 50), (4, 4, 12, 12))
+    framed.save(tmp_path / "framed.png")
+    entries = [prepared.Entry("train", "one", str(tmp_path / "framed.png"), crop=crop) for crop in (0.5, 1.0)]
+    whole, middle = sorted(np.load(prepared.prepare("photos", entries, 8, 3) / "images.npy"), key=lambda image: image.min())
+    assert whole.min() == 0
+    assert (middle.reshape(3, -1) == np.array([[200], [100], [50]])).all()
+    with pytest.raises(DataError, match="16×16 pixels; 255 is the limit") as told:
+        prepared.prepare("others", entries, 8, 3, max_pixels=255)
+    assert "framed.png" in str(told.value)
+
+
 def test_processes_write_what_threads_write(photos: list[prepared.Entry], started: "list[subprocess.Popen[bytes]]") -> None:
     seen: list[int] = []
     assert prepare(photos, lambda done, _: seen.append(done)) == list(range(11))

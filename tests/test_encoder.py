@@ -5,8 +5,10 @@ import torch
 from torch import nn
 
 import reference
-from sosn.encoder import Conv4, build_encoder
+import sosn
+from sosn.encoder import Conv4, EncoderName, build_encoder
 from sosn.errors import UsageError
+from sosn.method import BaselinePlusPlus, SoSN
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -37,6 +39,27 @@ def test_later_blocks_can_pool_too_and_no_more_than_there_are() -> None:
             Conv4(pools=pools)
     with pytest.raises(UsageError, match="conv4 needs images of 22 pixels"):
         build_encoder("conv4", 3, 64, 21, conv4_pools=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("conv4", "resnet12_pools", 4),
+        ("conv4_pooled", "conv4_pools", 3),
+        ("resnet12", "conv4_pools", 3),
+        ("conv4", "resnet12_drop", 0.1),
+    ],
+)
+def test_options_of_another_encoder_are_refused(name: EncoderName, option: str, value: float) -> None:
+    with pytest.raises(UsageError, match=f"{option} is {value}, and the encoder is {name}"):
+        build_encoder(name, 3, 64, 84, **{option: value})  # type: ignore[arg-type]
+
+
+def test_methods_hand_the_pools_on_to_their_encoder() -> None:
+    for method in (SoSN(conv4_pools=3), BaselinePlusPlus(encoder="conv4", conv4_pools=3), sosn.load("mini-imagenet")):
+        maps = method.encode(torch.rand(1, 3, 84, 84))
+        assert maps is not None
+        assert maps.flatten(2).shape[-1] in (81, 2 * 81)  # twice with mirror
 
 
 def test_an_image_of_9_pixels_has_no_map() -> None:

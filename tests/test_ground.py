@@ -216,7 +216,14 @@ def test_a_gallery_turns_drawings_too(bank: Bank, tmp_path: Path) -> None:
         assert one.search(_negative(queries)) == expected
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert Gallery(tmp_path / "one", polarity="as_is").search(_negative(queries)) != expected
+        plain = Gallery.create(tmp_path / "plain", "glyphs", polarity="as_is")
+        plain.add_classes({name: 255 - bank.class_images(name)[:1] for name in bank.names})
+        answers, shortlists = plain.search(_negative(queries)), plain.shortlist(_negative(queries), 3)
+        assert answers != expected
+        again = Gallery(tmp_path / "plain")  # it remembers that pictures are left as they are
+        assert (again.search(_negative(queries)), again.shortlist(_negative(queries), 3)) == (answers, shortlists)
+    with pytest.warns(SosnWarning, match="^25 of 25 images were turned"):
+        assert one.shortlist(_negative(queries), 3) == one.shortlist(queries, 3)
     with pytest.raises(UsageError, match="choose auto or as_is"):
         Gallery.create(tmp_path / "third", "glyphs", polarity="no")  # type: ignore[arg-type]
     assert not (tmp_path / "third").exists()
@@ -246,3 +253,24 @@ def test_omniglot_s_drawings_are_told_from_their_negatives(real_data: Path) -> N
     images = torch.cat(from_archive(real_data / "omniglot.tar.xz", 37, 300))
     assert turned(images, "light")[1] == 0
     assert turned(255 - images, "light")[1] == len(images) == 300
+
+
+def _paper(ground: int, ink: int) -> Tensor:
+    """A dark cross on paper."""
+    image = torch.full((1, 64, 64), ground, dtype=torch.uint8)
+    image[:, 20:44, 31:33] = image[:, 31:33, 20:44] = ink
+    return image
+
+
+def test_shaded_paper_with_a_glare_is_paper() -> None:
+    glare, shade, speck = _paper(180, 150), _paper(200, 40), _paper(250, 30)
+    glare[:, :8, :8] = 255
+    shade = (shade.float() * torch.linspace(1, 0.7, 64)).to(torch.uint8)
+    speck[0, 0, 0] = 255
+    faint = torch.full((1, 64, 64), 20, dtype=torch.uint8)  # an all but black picture with a little noise is no drawing
+    faint[:, ::7, ::7] = 40
+    pictures = torch.stack((glare, shade, speck, faint))
+    shown, count = turned(pictures, "light")
+    assert count == 0
+    assert torch.equal(shown, pictures)
+    assert turned(255 - pictures[1:3], "light")[1] == 2

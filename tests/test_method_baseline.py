@@ -193,8 +193,12 @@ def test_standard_scores_are_what_is_classified_and_compared(name: str) -> None:
     assert isinstance(method, Baseline)
     assert isinstance(plain, Baseline)
     assert method.standardise is not None
+
+    def entries(maps: Tensor) -> Tensor:
+        return upper_triangle(plain.relation.describe_query(maps.flatten(-2)).squeeze(-3))
+
     plain.load_state_dict({key: value for key, value in method.state_dict().items() if not key.startswith("standardise")})
-    support, query = (plain.describe(maps) for maps in plain.maps(tasks))
+    support, query = (entries(maps) for maps in plain.maps(tasks))
     vectors = torch.cat((support.flatten(0, 2), query.flatten(0, 1)))
     scores = (vectors - vectors.mean(0)) / (vectors.var(0, correction=0) + method.standardise.eps).sqrt()
     assert tasks.labels is not None
@@ -212,6 +216,6 @@ def test_standard_scores_are_what_is_classified_and_compared(name: str) -> None:
     shift, spread = vectors.mean(0), (vectors.var(0, correction=0) + method.standardise.eps).sqrt()
     plain.load_state_dict({key: value for key, value in method.state_dict().items() if not key.startswith("standardise")})
     plain.eval()
-    support, query = (plain.describe(maps) for maps in plain.maps(tasks))
+    support, query = (entries(maps) for maps in plain.maps(tasks))
     cosines = F.cosine_similarity(((query - shift) / spread)[:, :, None], ((support - shift) / spread).mean(2)[:, None], dim=-1)
     torch.testing.assert_close(method.logits(tasks), 10 * cosines, rtol=1e-5, atol=1e-5)

@@ -394,15 +394,15 @@ def test_the_command_lists_rows_and_claims_without_running(tmp_path: Path) -> No
 
 
 def _as_a_shell_reads(listing: str) -> dict[str, list[str]]:
-    """The last command of each row, $COMMON in its place, by the row's id."""
+    """The last command of each row, the array COMMON in its place, by the row's id."""
     given, common = listing, ""
     if listing.startswith("COMMON="):
-        _, common, given = listing.split('"', 2)
+        common, given = listing.removeprefix("COMMON=(").split(")", 1)
     commands: dict[str, list[str]] = {}
     name = ""
     for line in given.strip().splitlines()[:-1]:
         if line.startswith("    "):
-            commands[name] = line.replace("$COMMON", common).split()
+            commands[name] = line.replace('"${COMMON[@]}"', common).split()
         else:
             name = line.split()[0]
     return commands

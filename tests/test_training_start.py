@@ -240,9 +240,16 @@ def test_a_model_without_a_recipe_is_a_start_whose_classes_nobody_knows(tmp_path
 
 
 def test_standard_scores_of_a_classifier_go_on_in_the_cosine_of_sosn(tmp_path: Path) -> None:
-    words = "method=baseline++ encoder=conv4 model.features=second_order standard_scores=true loss=cross_entropy".split()
-    train(tiny("steps=2", "every=2", "average=0", *words), tmp_path / "first")
-    trainer = started([f"start={tmp_path / 'first'}", "cosine=5"], tmp_path)
-    name = "standardise.running_mean"
-    assert torch.equal(trainer.method.state_dict()[name], weights(tmp_path / "first")[name])
-    assert trainer.method.state_dict()[name].any()
+    words = "method=baseline++ encoder=conv4 model.features=second_order head=nearest standard_scores=true".split()
+    train(tiny("steps=2", "every=2", "average=0", "loss=cross_entropy", *words), tmp_path / "first")
+    method = started([f"start={tmp_path / 'first'}", "cosine=1"], tmp_path).method.eval()
+    assert isinstance(method, sosn.SoSN)
+    first = sosn.load(tmp_path / "first").eval()
+    episode = sosn.EpisodeSampler(sosn.open_bank("glyphs", "val", alphabets=10, characters=6, drawings=8), 5, 1, 2).draw(
+        2, sosn.generator("start")
+    )
+    with torch.no_grad():
+        support, query = method._maps(episode)
+        cosines = method.nearness(method.describe(support), method.describe(query.unsqueeze(2)))
+        expected = first.logits(episode) / 10  # the nearest class by ten times the cosine
+    torch.testing.assert_close(cosines, expected, rtol=1e-4, atol=1e-5)

@@ -1,6 +1,7 @@
 """The job of `sosn classify`: many files in, an answer or a reason for each, free of printing."""
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from sosn.classifier import Alike, Answer, FewShotClassifier
 from sosn.data.folder import image_files
-from sosn.errors import DataError, UsageError
+from sosn.errors import DataError, SosnWarning, UsageError
 from sosn.ground import turned, warn_turned
 from sosn.kind import FITTING
 from sosn.models import shipped_models
@@ -36,26 +37,37 @@ class Classified:
 
 
 def find_images(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """Files as they are given, and of folders all image files in them and below, sorted. Refuses a folder without any."""
+    """Files as they are given, and of folders all image files in them and below, sorted. Refuses a folder without any.
+
+    How many files of folders are no images by name is told.
+    """
     found: list[Path] = []
+    others = 0
     for place in map(Path, places):
         if not place.is_dir():
             found.append(place)
             continue
-        inside = [file for folder in _folders(place) for file in image_files(folder)[0]]
-        if not inside:
-            raise DataError(f"folder {str(place)!r} has no image files in it")
-        found += inside
+        inside = [image_files(folder) for folder in _folders(place, set())]
+        others += sum(len(left) for _, left in inside)
+        if not any(files for files, _ in inside):
+            raise DataError(f"folder {str(place)!r} has no image files in it: give a folder with JPEG, PNG or other images")
+        found += [file for files, _ in inside for file in files]
     if not found:
         raise UsageError("there are no images to classify: give files or folders")
+    if others:
+        warnings.warn(f"{others} files in the folders are no images by name and left out", SosnWarning, stacklevel=2)
     return found
 
 
-def _folders(place: Path) -> Iterator[Path]:
+def _folders(place: Path, seen: set[Path]) -> Iterator[Path]:
+    """A folder and those below it, each once, whatever links lead to it."""
+    if place.resolve() in seen:
+        return
+    seen.add(place.resolve())
     yield place
     for entry in sorted(place.iterdir()):
         if entry.is_dir() and not entry.name.startswith("."):
-            yield from _folders(entry)
+            yield from _folders(entry, seen)
 
 
 def classify_files(

@@ -51,6 +51,11 @@ class Answer:
     similarities: dict[Label, float]
     probabilities: dict[Label, float]
 
+    @property
+    def likeliest(self) -> Label:
+        """The class whose probability it is, answered or not."""
+        return max(self.probabilities, key=self.probabilities.__getitem__)
+
 
 @dataclass(frozen=True)
 class Explanation(Answer):
@@ -180,9 +185,11 @@ class FewShotClassifier:
         return Explanation(**vars(answer), alike=self.most_alike(list(shown))[0])
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the model and what is remembered into a folder, as safetensors and JSON."""
+        """Write the model and what is remembered into a folder, as safetensors and JSON. Refuses one with another model."""
         self._check_fitted()
         path = Path(folder)
+        if not (path / CLASSIFIER_FILE).exists() and (path.is_file() or (path / WEIGHTS_FILE).exists()):
+            raise UsageError(f"{str(folder)!r} is a file or holds a model that is no saved classifier: choose another folder")
         path.mkdir(parents=True, exist_ok=True)
         save_method(path / WEIGHTS_FILE, self.method_)
         features = torch.cat([self._support.shots[label] for label in self._support.labels])
@@ -321,7 +328,7 @@ class FewShotClassifier:
                 stacklevel=4,
             )
             return probabilities(logits, 1.0)
-        return probabilities(logits, self.calibration_.at(len(self.classes_), min(self._support.counts)).temperature)
+        return probabilities(logits, self.calibration_.temperature(len(self.classes_), min(self._support.counts)))
 
     def _threshold(self, reject: float) -> float:
         if self.calibration_ is None:

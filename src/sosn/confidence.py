@@ -70,6 +70,14 @@ class Calibration:
         own = sorted((one for one in self.sizes if one.way == nearest_way), key=lambda one: one.shot)
         return ([one for one in own if one.shot <= shot] or own[:1])[-1]
 
+    def temperature(self, way: int, shot: int) -> float:
+        """That of the measured size which at names; of the least with several classes where at names one of a single class."""
+        found = self.at(way, shot)
+        if found.way > 1 or way == 1:
+            return found.temperature
+        several = tuple(one for one in self.sizes if one.way > 1)
+        return replace(self, sizes=several).at(way, shot).temperature if several else found.temperature
+
     def threshold(self, way: int, shot: int, reject: float) -> float:
         """The logit below which a picture is none of these, so that at most this share of known ones is refused.
 

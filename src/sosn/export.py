@@ -68,6 +68,8 @@ def export_onnx(method: Method, folder: Path, name: str, calibration: Calibratio
     method.check_trained()
     method = method.cpu().float().eval()
     size, channels = method.preprocessing.source, method.preprocessing.channels
+    if folder.is_file() or ((folder / ABOUT_FILE).exists() and not (folder / DESCRIBE_FILE).exists()):
+        raise UsageError(f"{str(folder)!r} is a file or holds a {ABOUT_FILE} of something else: choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
     free = torch.export.Dim.DYNAMIC
     with tempfile.TemporaryDirectory() as temporary, engine("plain"), torch.no_grad(), _quietly():

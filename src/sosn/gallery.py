@@ -42,18 +42,18 @@ class Gallery:
 
     A folder holds the model (safetensors) and the classes (SQLite): every add and remove is a transaction, whole or not
     there, and touches no other class. A query is compared with all descriptors by cosine (FAISS where it is installed, a
-    matrix product elsewhere), and the similarity net ranks the nearest ones. polarity: "auto" inverts drawings on the other
-    ground than those that the model was trained on, and tells how many; "as_is" leaves all pictures as they are.
+    matrix product elsewhere), and the similarity net ranks the nearest ones. How a gallery was made to take drawings on the
+    other ground (polarity of create) it remembers.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], device: str = "cpu", polarity: Turning = "auto") -> None:
+    def __init__(self, folder: str | os.PathLike[str], device: str = "cpu") -> None:
         """Open a gallery that create made. Refuses a folder that holds none."""
         self.folder = Path(folder)
         if not (self.folder / CLASSES_FILE).is_file():
             raise CheckpointError(f"{str(folder)!r} holds no gallery: make one with Gallery.create")
-        method, _ = load_method(self.folder / WEIGHTS_FILE)
+        method, about = load_method(self.folder / WEIGHTS_FILE)
         self.method = _checked(method.to(resolve_device(device)))
-        self._ground = ground_for(method.preprocessing, polarity)
+        self._ground = ground_for(method.preprocessing, about.get("polarity", "auto"))
         rows = self._rows()
         self.labels: list[str] = [label for label, _ in rows]
         shape = self._shape()
@@ -71,17 +71,21 @@ class Gallery:
         device: str = "cpu",
         polarity: Turning = "auto",
     ) -> Self:
-        """An empty gallery for a SoSN model, by name or run folder. Refuses a folder that holds something else."""
+        """An empty gallery for a SoSN model, by name or run folder. Refuses a folder that holds something else.
+
+        polarity: "auto" inverts drawings on the other ground than those that the model was trained on, and tells how many;
+        "as_is" leaves all pictures as they are.
+        """
         path = Path(folder)
         if path.exists() and any(path.iterdir()):
             raise UsageError(f"{str(folder)!r} is not empty: choose another folder, or open it with Gallery")
         method = _checked(load(os.fspath(model)))
         ground_for(method.preprocessing, polarity)  # refuses a polarity that there is not
         path.mkdir(parents=True, exist_ok=True)
-        save_method(path / WEIGHTS_FILE, method)
+        save_method(path / WEIGHTS_FILE, method, {"polarity": polarity})
         with closing(sqlite3.connect(path / CLASSES_FILE)) as base, base:
             base.execute(SCHEMA)
-        return cls(folder, device, polarity)
+        return cls(folder, device)
 
     def __len__(self) -> int:
         return len(self.labels)

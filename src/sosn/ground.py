@@ -14,6 +14,8 @@ Ground = Literal["light", "dark"]
 Turning = Literal["auto", "as_is"]
 PAPER = 0.7  # mean brightness of training images above which they are drawings on a light ground; below 1 − this, on a dark
 MOST = 0.6  # share of a drawing, and of its border, that is ground
+DARK = 0.5  # a ground is dark if its median is below
+CONTRAST = 0.2  # from the darkest to the lightest, at least, of what is a drawing at all
 BORDER = 14  # the border is as wide as this part of the side
 
 
@@ -53,7 +55,8 @@ def _ink(images: Tensor) -> Tensor:
 def _on_dark(images: Tensor) -> Tensor:
     """Which images (B, c, h, w) have next to no colour and are dark on the whole and along their border: (B,).
 
-    Dark is what lies in the darker half of an image's own tones, so that a grey blackboard is dark and shaded paper is not.
+    Dark is what lies in the darker half of an image's own tones, so that a grey blackboard is dark; but the ground, the
+    median, has to be below the middle grey as well, so that shaded paper with a glare is not.
     """
     values = images.float() / 255
     grey = values.mean(1)
@@ -63,7 +66,8 @@ def _on_dark(images: Tensor) -> Tensor:
     width = max(1, grey.shape[-1] // BORDER)
     inner[width:-width, width:-width] = True
     colourless = (values.amax(1) - values.amin(1)).mean((1, 2)) < COLOUR
-    return colourless & (dark.mean((1, 2)) > MOST) & (dark[:, ~inner].mean(1) > MOST)
+    drawn = (grey.flatten(1).median(1).values < DARK) & ((lightest - darkest).flatten() > CONTRAST)
+    return drawn & colourless & (dark.mean((1, 2)) > MOST) & (dark[:, ~inner].mean(1) > MOST)
 
 
 def warn_turned(count: int, total: int, ground: Ground | None, stacklevel: int) -> None:

@@ -10,7 +10,9 @@ THUMBNAIL = 64  # side of the images that are looked at
 COLOUR = 0.1  # mean difference of the strongest and the weakest channel above which an image is coloured
 EXTREME = 0.2  # how near to white or black paper and ink are
 PAPER = 0.6  # share of such pixels above which a colourless image is a drawing
-FITTING: dict[Kind, tuple[str, ...]] = {"drawings": ("omniglot", "glyphs"), "photos": ("mini-imagenet",)}  # best first
+FITTING: dict[Kind, tuple[str, ...]] = {  # best first
+    "drawings": ("omniglot", "glyphs"), "photos": ("mini-imagenet", "mini-imagenet-5shot")
+}  # fmt: skip
 
 
 def kind_of(images: Tensor) -> Kind:

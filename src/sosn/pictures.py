@@ -31,7 +31,7 @@ def list_pictures(pictures: Pictures) -> list[Picture]:
         return _files(Path(pictures))
     if isinstance(pictures, Image.Image):
         return [pictures]
-    if isinstance(pictures, np.ndarray | Tensor):
+    if isinstance(pictures, Tensor) or (isinstance(pictures, np.ndarray) and pictures.dtype.kind not in "UO"):  # not paths
         _refuse_single(pictures)
     listed: list[Picture] = list(pictures)
     if not listed:
@@ -119,7 +119,7 @@ def _pixels(picture: np.ndarray[Any, Any] | Tensor) -> np.ndarray[Any, Any]:
     if len(shape) not in (2, 3) or 0 in shape or (len(shape) == 3 and shape[axis] not in CHANNELS):
         kinds = "tensors are H×W or C×H×W" if isinstance(picture, Tensor) else "arrays are H×W or H×W×C"
         raise UsageError(f"an image has shape {shape}; {kinds}, with 1, 3 or 4 channels")
-    values = picture.detach().cpu() if isinstance(picture, Tensor) else torch.from_numpy(np.ascontiguousarray(picture))
+    values = picture.detach().cpu() if isinstance(picture, Tensor) else torch.from_numpy(np.array(picture, order="C"))
     if values.is_floating_point():
         lowest, highest = float(values.min()), float(values.max())
         if not (lowest >= 0 and highest <= 1):

@@ -81,7 +81,9 @@ def write_model(folder: Path, method: Method, recipe: Mapping[str, Any], seen: S
 
 
 def check_no_model(folder: Path) -> None:
-    """Refuse a folder that holds a model already."""
+    """Refuse a folder that holds a model already, and a file."""
+    if folder.is_file():
+        raise UsageError(f"{str(folder)!r} is a file: choose another --out")
     if (folder / WEIGHTS_FILE).exists():
         raise UsageError(f"{str(folder)!r} holds a model already: choose another --out")
 

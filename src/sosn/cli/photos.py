@@ -41,6 +41,10 @@ def classify(
 
     if as_csv and as_json:
         raise UsageError("--csv and --json are both given: choose one")
+    if html is not None:
+        from sosn.report.answers import check_page, write_answers
+
+        check_page(html)
     files = find_images(images)
     classifier = FewShotClassifier(model, encoder, checkpoint, device, cast("Turning", polarity)).fit(support)
     expected = expectation(classifier)
@@ -48,8 +52,6 @@ def classify(
     with progress_bar("classifying") as bar:
         told = classify_files(classifier, files, reject, html is not None, bar)
     if html is not None:
-        from sosn.report.answers import write_answers
-
         console.print(f"page: {write_answers(html, support, told, expected)}", soft_wrap=True, markup=False)
     if as_json:
         document = {
@@ -61,9 +63,13 @@ def classify(
     elif as_csv:
         lines = io.StringIO()
         writer = csv.writer(lines, lineterminator="\n")
-        writer.writerow(["image", "answer", "probability", "error"])
+        writer.writerow(["image", "answer", "likeliest", "probability", "error"])  # no answer: none of these
         for one in told:
-            own = ("", "") if one.answer is None else (one.answer.answer, f"{one.answer.probability:.4f}")
+            own = (
+                ("", "", "")
+                if one.answer is None
+                else (one.answer.answer, one.answer.likeliest, f"{one.answer.probability:.4f}")
+            )
             writer.writerow([one.image, *own, one.error])
         typer.echo(lines.getvalue(), nl=False)
     else:

@@ -123,11 +123,11 @@ def _list(table: str, patterns: list[str], as_json: bool) -> None:
 def _show_plan(table: str, rows: "Sequence[Row]") -> None:
     """The rows, the episodes each is trained on, the paper's figures, and the commands that train it by hand.
 
-    Words that all rows share are said once, as a shell variable that the commands name.
+    Words that all rows share are said once, as an array of the shell (bash or zsh) that the commands name.
     """
     common = _common(rows)
     if common:
-        typer.echo(textwrap.fill(f'COMMON="{" ".join(common)}"', WIDTH, break_on_hyphens=False, subsequent_indent="  "))
+        typer.echo(textwrap.fill(f"COMMON=({' '.join(common)})", WIDTH, break_on_hyphens=False, subsequent_indent="  "))
     for row in rows:
         recipe = row.resolve(0)
         episodes = recipe.training.steps * recipe.episodes.episodes_per_step
@@ -148,7 +148,7 @@ def _common(rows: "Sequence[Row]") -> list[str]:
 def _commands(row: "Row", common: Sequence[str] = ()) -> list[str]:
     """What trains a row by hand, in the folders that `sosn train` chooses: the rows that it starts from come first.
 
-    $COMMON stands for the common words, before others: of two words for one key the later counts.
+    "${COMMON[@]}" stands for the common words, before others: of two words for one key the later counts.
     """
     from sosn.reproduce.table import started_from
 
@@ -156,7 +156,7 @@ def _commands(row: "Row", common: Sequence[str] = ()) -> list[str]:
     start: list[str] = []
     for one in (*started_from(row), row):
         own = [word for word in one.words if word not in common]
-        shared = ["$COMMON"] if len(own) < len(one.words) else []
+        shared = ['"${COMMON[@]}"'] if len(own) < len(one.words) else []
         commands.append(" ".join(("sosn train", one.recipe, *shared, *own, *start)))
         start = [f"start=runs/{one.recipe}"]
     return commands

@@ -171,13 +171,16 @@ def show_comparison(rows: "list[Row]", settings: "EvaluationSettings") -> None:
 def show_answers(told: "list[Classified]") -> None:
     table = new_table("", "image", "answer", "probability", "next best")
     for one in told:
+        name = escape(one.image.encode(errors="replace").decode())  # names of files need not be text
         if one.answer is None:
-            table.add_row(escape(one.image), "could not be read", "", "")
+            table.add_row(name, "could not be read", "", "")
             continue
-        answer = "none of these" if one.answer.answer is None else escape(str(one.answer.answer))
-        _, *others = sorted(one.answer.probabilities.items(), key=lambda pair: -pair[1])
-        second = f"{escape(str(others[0][0]))} {100 * others[0][1]:.0f}%" if others else ""
-        table.add_row(escape(one.image), answer, f"{100 * one.answer.probability:.0f}%", second)
+        likely = sorted(one.answer.probabilities.items(), key=lambda pair: -pair[1])
+        shares = [f"{escape(str(label))} {100 * share:.0f}%" for label, share in likely[:2]]
+        if one.answer.answer is None:
+            table.add_row(name, "none of these", "", f"nearest is {shares[0]}")
+        else:
+            table.add_row(name, escape(str(one.answer.answer)), f"{100 * likely[0][1]:.0f}%", *shares[1:])
     wide_console().print(table)
 
 

@@ -10,7 +10,7 @@ from sosn.errors import UsageError
 
 EncoderName = Literal["conv4", "conv4_pooled", "resnet12"]
 Encoder = Conv4 | Conv4Pooled | ResNet12
-ENCODER_EXTRAS = ("conv4_pools", "resnet12_width", "resnet12_pools", "resnet12_drop")
+ENCODER_EXTRAS = {"conv4_pools": 2, "resnet12_width": 64, "resnet12_pools": 3, "resnet12_drop": 0.0}  # with their defaults
 
 
 def build_encoder(
@@ -26,13 +26,17 @@ def build_encoder(
 ) -> Encoder:
     """An encoder by name, with `width` features a position (0 for as many as resnet12's stages have).
 
-    Refuses images that are too small for it.
+    Refuses options of another encoder, and images that are too small for it.
     """
     if name not in get_args(EncoderName):
         raise UsageError(f"encoder is {name!r}; choose {', '.join(get_args(EncoderName)[:-1])} or {get_args(EncoderName)[-1]}")
     least_width = 0 if name == "resnet12" else 1
     if width < least_width:
         raise UsageError(f"encoder_width is {width}; it must be {least_width} or more")
+    given = dict(zip(ENCODER_EXTRAS, (conv4_pools, resnet12_width, resnet12_pools, resnet12_drop), strict=True))
+    for option, value in given.items():
+        if value != ENCODER_EXTRAS[option] and not option.startswith(f"{name}_"):
+            raise UsageError(f"{option} is {value}, and the encoder is {name}: that option is of {option.split('_')[0]} alone")
     encoder: Encoder
     if name == "resnet12":
         encoder = ResNet12(channels, width, features, resnet12_width, resnet12_pools, resnet12_drop)

@@ -100,7 +100,8 @@ class Baseline(SoftmaxMethod):
         if self.described_by == "mean":
             return full(maps).mean((-2, -1))
         if self.described_by == "second_order":
-            return upper_triangle(self.relation.describe_query(maps.flatten(-2)).squeeze(-3), isometric=True)
+            matrices = self.relation.describe_query(maps.flatten(-2)).squeeze(-3)
+            return upper_triangle(matrices, isometric=self.standardise is None)  # SoSN's cosine standardises plain entries
         return maps.flatten(-3)
 
     @full_precision

@@ -13,11 +13,13 @@ from PIL import Image
 import sosn
 from sosn.answering import Classified
 from sosn.data.folder import class_files, fit_image
+from sosn.errors import UsageError
 from sosn.files import write_atomically
 
 THUMBNAIL = 96
 SHOWN = 8  # pictures of a class
 LIKELY = 3  # classes of an answer
+MARK = b'<meta name="generator" content="sosn">'  # at the head of every page
 
 
 def write_answers(path: Path, support: Path, told: list[Classified], lead: str) -> Path:
@@ -30,8 +32,16 @@ def write_answers(path: Path, support: Path, told: list[Classified], lead: str) 
         classes=[(name, [_thumbnail(file) for file in own[:SHOWN]]) for name, own in classes.items()],
         rows=[_row(one) for one in told if one.answer], failed=[one.error for one in told if one.error],
     )  # fmt: skip
-    write_atomically(path, page.encode())
+    write_atomically(path, page.encode(errors="replace"))  # names of files need not be text
     return path
+
+
+def check_page(path: Path) -> None:
+    """Refuse a place for the page that is no page, or that holds something else than a page of ours."""
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"--html {str(path)!r} is no name of a page: let it end in .html")
+    if path.is_dir() or (path.is_file() and MARK not in path.read_bytes()[:1000]):
+        raise UsageError(f"{str(path)!r} is there and no page of sosn's: choose another name for --html")
 
 
 def _row(one: Classified) -> dict[str, Any]:

@@ -169,7 +169,7 @@ def circumstances() -> dict[str, Any]:
     """What computes here: versions and machine."""
     return {
         "versions": {"sosn": sosn.__version__, "torch": torch.__version__, "python": platform.python_version()},
-        "machine": {"platform": platform.platform(), "device": machine()},
+        "machine": {"platform": f"{platform.system()} {platform.machine()}", "device": machine()},
     }
 
 
