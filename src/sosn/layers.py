@@ -7,10 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sosn.kernel import enabled, on_triton
-from sosn.kernel.first_block import IMAGE_CHANNELS, SIDE_CHANNELS, first_pairs, first_pool, serves, stacked
+from sosn.kernel.first_block import IMAGE_CHANNELS, SIDE_CHANNELS, first_pairs, first_pool, serves
 from sosn.kernel.norm_pool import norm_pool_batch, norm_pool_fixed
 from sosn.kernel.pair_pool import pair_pool_batch, pair_pool_fixed
 from sosn.kernel.running import Running
+from sosn.relation import stack_pairs
 
 
 def block(inputs: int, outputs: int, padding: int, pool: bool) -> list[nn.Module]:
@@ -103,7 +104,7 @@ class _Block:
         """The block of every pair, (E, L, P, S, K, K), (E, Q, P, S, K, K) → (E, Q, L, C, h, w)."""
         convolution, norm, way = self.convolution, self.norm, support.shape[1]
         if not support.numel() or not query.numel():  # no pair, so no statistics either
-            pairs = stacked(support, query)
+            pairs = stack_pairs(support, query).flatten(3, 4)
             nothing: Tensor = self.run(pairs.flatten(0, 2)).unflatten(0, pairs.shape[:3])
             return nothing
         maps = query.flatten(2, 3).flatten(0, 1)

@@ -123,7 +123,7 @@ def _growth(shape: Shape, device: torch.device, quick: bool) -> dict[str, Any]:
 def _take_turns(
     makers: Mapping[str, Callable[[], Step]], device: torch.device, quick: bool
 ) -> tuple[dict[str, float], dict[str, float | None]]:
-    """Seconds a call (the median of several turns) and peak memory on a GPU, of contenders that run one after the other."""
+    """Seconds a call (the median of the turns taken) and peak memory on a GPU, of contenders that run one after the other."""
     cuda = device.type == "cuda"
     memory: dict[str, float | None] = dict.fromkeys(makers)
     steps: dict[str, Step] = {}

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sosn.kernel.running import Running
+from sosn.relation import stack_pairs
 
 IMAGE_CHANNELS = 3  # most channels of an image whose block goes this way
 SIDE_CHANNELS = 3  # most channels of one side of a pair
@@ -48,17 +49,10 @@ def plain_pairs(
     support: Tensor, query: Tensor, weight: Tensor, offset: Tensor | None, norm_weight: Tensor, norm_bias: Tensor, eps: float
 ) -> Tensor:
     """What first_pairs computes: (E, L, P, S, H, W), (E, Q, P, S, H, W) → (E, Q, L, C, h, w)."""
-    pairs = stacked(support, query)
+    pairs = stack_pairs(support, query).flatten(3, 4)
     pooled = plain(pairs.flatten(0, 2), weight, offset, norm_weight, norm_bias, eps, 0, True)
     result: Tensor = pooled.unflatten(0, pairs.shape[:3])
     return result
-
-
-def stacked(support: Tensor, query: Tensor) -> Tensor:
-    """[support ; query] of every pair, for each of P permutations: (E, Q, L, P·2S, H, W)."""
-    left = support.unsqueeze(1).expand(-1, query.shape[1], *support.shape[1:])
-    right = query.unsqueeze(2).expand(-1, -1, support.shape[1], *query.shape[2:])
-    return torch.cat((left, right), 4).flatten(3, 4)
 
 
 def serves(maps: Tensor, weight: Tensor, most: int, partners: int = 1) -> bool:

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from sosn.kernel.first_block import MOST_ROWS
+
 TYPES = {torch.float64: tl.float64, torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
@@ -35,7 +37,7 @@ def power(number: int) -> int:
 
 def index(rows: int) -> Any:
     """The type that numbers so many rows: divisions in 64 bits would cost more than all else."""
-    return tl.int32 if rows < 2**31 - 2**16 else tl.int64
+    return tl.int32 if rows < MOST_ROWS else tl.int64
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
