@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +115,10 @@ def expectation(classifier: FewShotClassifier) -> str:
     if card and classifier.model_ not in FITTING[classifier.kind_]:
         words.append(f"It was not trained on {classifier.kind_}: its answers may be little better than guesses.")
     elif card:
+        measured = classifier.calibration_ and classifier.calibration_.most_like(len(counts), min(counts))
+        size = asdict(measured) if measured else card
         words.append(
-            f"It is right on {100 * card['accuracy']:.0f}% of queries in {card['way']}-way {card['shot']}-shot tasks of "
+            f"It is right on {100 * size['accuracy']:.0f}% of queries in {size['way']}-way {size['shot']}-shot tasks of "
             f"{card['data']}; expect less on images of other kinds."
         )
     elif classifier.kind_ == "photos":

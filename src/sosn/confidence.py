@@ -70,6 +70,18 @@ class Calibration:
         own = sorted((one for one in self.sizes if one.way == nearest_way), key=lambda one: one.shot)
         return ([one for one in own if one.shot <= shot] or own[:1])[-1]
 
+    def most_like(self, way: int, shot: int) -> Confidence | None:
+        """The measured size of several classes that says most about tasks of this one; None where there is none.
+
+        The number of classes whose ratio to these is nearest to 1, then the most shots that are no more than these, if any.
+        """
+        several = [one for one in self.sizes if one.way > 1]
+        if not several:
+            return None
+        nearest_way = min((one.way for one in several), key=lambda one: abs(math.log(one / way)))
+        own = sorted((one for one in several if one.way == nearest_way), key=lambda one: one.shot)
+        return ([one for one in own if one.shot <= shot] or own[:1])[-1]
+
     def temperature(self, way: int, shot: int) -> float:
         """That of the measured size which at names; of the least with several classes where at names one of a single class."""
         found = self.at(way, shot)
