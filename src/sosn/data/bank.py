@@ -119,13 +119,22 @@ class Bank:
 
     def with_rotations(self) -> "Bank":
         """The bank with every class turned by 90, 180 and 270 degrees as classes of their own, four times as many."""
-        turned = torch.cat([self.images.rot90(turns, (-2, -1)) for turns in range(4)])
-        labels = torch.cat([self.labels + turns * len(self.names) for turns in range(4)])
-        names = tuple(name if turns == 0 else f"{name}@{90 * turns}" for turns in range(4) for name in self.names)
+        return self._with({f"@{90 * turns}": self.images.rot90(turns, (-2, -1)) for turns in range(1, 4)})
+
+    def with_reflections(self) -> "Bank":
+        """The bank with the mirror image of every class as a class of its own, twice as many."""
+        return self._with({"@mirror": self.images.flip(-1)})
+
+    def _with(self, changed: dict[str, Tensor]) -> "Bank":
+        """The bank with classes of changed images besides, by what is added to their names; drawers stay who they are."""
+        count = 1 + len(changed)
+        labels = torch.cat([self.labels + number * len(self.names) for number in range(count)])
+        names = tuple(name + suffix for suffix in ("", *changed) for name in self.names)
         groups = None
         if self.groups is not None:
-            groups = torch.cat([self.groups + turns * (int(self.groups.max()) + 1) for turns in range(4)])
-        return Bank(turned, labels, names, groups, None if self.drawers is None else self.drawers.repeat(4))
+            groups = torch.cat([self.groups + number * (int(self.groups.max()) + 1) for number in range(count)])
+        drawers = None if self.drawers is None else self.drawers.repeat(count)
+        return Bank(torch.cat((self.images, *changed.values())), labels, names, groups, drawers)
 
     def mean_std(self) -> tuple[list[float], list[float]]:
         """Mean and standard deviation of each channel, in 0…1."""

@@ -37,13 +37,15 @@ def omniglot(
     partition: Literal["vinyals", "paper", "lake"] = "vinyals",
     size: int = 28,
     rotations: bool = False,
+    reflections: bool = False,
 ) -> Bank:
     """Characters, grey. partition="vinyals": 1028 train, 172 val, 423 test classes (Vinyals et al., 2016).
 
     partition="paper": class paths sorted and shuffled with seed 0, 1200 train, of which the last 100 are val, and 423 test.
     partition="lake": the background alphabets train, but for five that are val, and the evaluation alphabets are test: 792,
     172 and 659 classes (Lake et al., 2015; the val alphabets are those of Vinyals et al.).
-    rotations=True adds the training classes turned by 90, 180 and 270 degrees as classes of their own.
+    rotations=True adds the training classes turned by 90, 180 and 270 degrees as classes of their own; reflections=True adds
+    the mirror images of all these as further ones.
     """
     check_split(split)
     classes = read_index("omniglot", size)["classes"]
@@ -57,7 +59,10 @@ def omniglot(
         first, last = {"train": (0, 1100), "val": (1100, 1200), "test": (1200, 1623)}[split]
         wanted = {sorted(classes)[number] for number in order[first:last]}
     bank = open_prepared("omniglot", size, split, lambda name, _: name in wanted, drawer_of)
-    return bank.with_rotations() if rotations and split == "train" else bank
+    if split == "train":
+        bank = bank.with_rotations() if rotations else bank
+        bank = bank.with_reflections() if reflections else bank
+    return bank
 
 
 def vinyals_split(name: str) -> str:
