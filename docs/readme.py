@@ -202,7 +202,16 @@ def _between(share: float, ends: list[float]) -> str:
 def fill_beyond(text: str) -> str:
     """The page on what the paper does not have, with the tables of what was tried, as they were written."""
     parts = [f"```\n{path.read_text('utf-8')}```\n" for path in sorted((ROOT / "results").glob("variants-*.txt"))]
-    return _put(text, "variants", "\n" + "\n".join(parts))
+    text = _put(text, "variants", "\n" + "\n".join(parts))
+    rows = ["| model | episodes | copies | accuracy, % | more than without, points |", "|---|---|---|---|---|"]
+    for path in sorted((ROOT / "results").glob("copies-*.json")):
+        told = _read(f"results/{path.name}")
+        for one in told["rows"]:
+            gain = _percent(one["difference"], one["ci95_difference"], 2) if one["setting"] else ""
+            cells = [told["model"], f"{one['episodes']} of {one['way']}-way {one['shot']}-shot"]
+            cells.append(f"`{one['setting']}`" if one["setting"] else "none")
+            rows.append(f"| {' | '.join([*cells, _accuracy(one, 2), gain])} |")
+    return _put(text, "copies", "\n" + "\n".join(rows) + "\n")
 
 
 def _ahead(by_seed: list[float]) -> str:

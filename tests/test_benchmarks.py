@@ -6,6 +6,7 @@ import shutil
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from PIL import Image
 
 import sosn
 from sosn.models import calibration_of, model_path
+from sosn.recipe import load_recipe
 from sosn.storage import WEIGHTS_FILE
+from sosn.training.setup import open_split
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SCRIPT = BENCHMARKS / "prepare.py"
@@ -61,6 +64,25 @@ def test_variants_are_trained_in_turn_and_can_start_from_one_another(tmp_path: P
     assert [row["figures"][0]["episodes"] for row in (first, second)] == [3, 3]
     assert str(tmp_path / "runs" / "first") in (tmp_path / "runs" / "second" / "recipe.toml").read_text("utf-8")
     assert "steps is 0" in third["error"]
+
+
+def test_settings_of_copies_are_held_against_none_on_the_same_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "copies.json"
+    words = ["glyphs", "--settings", "scales=1", "affine=0.3,mirror=true", "--sizes", "5,1,1,4", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["copies.py", *words])
+    runpy.run_path(str(BENCHMARKS / "copies.py"), run_name="__main__")
+    rows = json.loads(out.read_text("utf-8"))["rows"]
+    assert [row["setting"] for row in rows] == ["", "scales=1", "affine=0.3,mirror=true"]
+    assert len({row["fingerprint"] for row in rows}) == 1
+    bank = open_split(load_recipe("glyphs-5w1s"), "val")
+    settings: list[dict[str, Any]] = [{}, {"scales": 1}, {"affine": 0.3, "mirror": True}]
+    for row, options in zip(rows, settings, strict=True):
+        method = sosn.load("glyphs")
+        changed = type(method)(**method.config | options)
+        changed.load_state_dict(method.state_dict())
+        found = sosn.evaluate(changed, bank, 5, 1, 1, 4, seed=7)
+        assert row["accuracy"] == pytest.approx(found.accuracy)
+        assert row["difference"] == pytest.approx(row["accuracy"] - rows[0]["accuracy"])
 
 
 def test_answers_and_times_of_a_gallery_are_kept_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ def test_permutations_streams_and_other_relations_are_exported_too(tmp_path: Pat
 
 def test_what_goes_beyond_the_paper_is_exported_too(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    method = sosn.SoSN(channels=1, input_size=28, cosine=5.0, coordinates=2, mirror=True, relation="ranked")
+    method = sosn.SoSN(channels=1, input_size=28, cosine=5.0, coordinates=2, mirror=True, scales=1, relation="ranked")
     method.trained = True
     for buffer in method.buffers():
         if buffer.is_floating_point():

@@ -1,13 +1,15 @@
-"""What SoSN offers beyond the paper: places of features, mirror images, a second loss. All are off unless asked for."""
+"""What SoSN offers beyond the paper, off unless asked for: places of features, copies of images, a second loss."""
 
 import math
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sosn.copies import seen_through, sizes, ways
 from sosn.episode import Episode
 from sosn.errors import UsageError
 from sosn.method import SoSN
@@ -88,6 +90,21 @@ def test_with_mirror_an_image_and_its_mirror_image_score_the_same() -> None:
     model, episode = build(mirror=True).eval(), draw()
     turned = Episode(episode.support, episode.query.flip(-1), episode.labels)
     torch.testing.assert_close(model(episode), model(turned))
+
+
+@pytest.mark.parametrize("options", [{"affine": 0.1}, {"scales": 2, "mirror": True}])
+def test_copies_are_pooled_in_evaluation_alone(options: dict[str, Any]) -> None:
+    model, plain = build(**options), build()
+    model.load_state_dict(plain.state_dict())
+    episode = draw()
+    torch.testing.assert_close(model.train().logits(episode), plain.train().logits(episode))
+    model.eval(), plain.eval()
+    model.load_state_dict(plain.state_dict())
+    images = episode.query[0]
+    windows = [((1.0, 0.0), (0.0, 1.0)), *(ways(0.1) if "affine" in options else sizes(2))]
+    sides = [images, images.flip(-1)] if "mirror" in options else [images]
+    parts = [autocorrelation(plain.encode(seen_through(window, side))) for side in sides for window in windows]
+    torch.testing.assert_close(autocorrelation(model.encode(images)), torch.stack(parts).mean(0))
 
 
 def by_hand(model: SoSN, episode: Episode) -> Tensor:
@@ -171,8 +188,14 @@ def test_what_cannot_be_is_refused() -> None:
         build(coordinates=2, coordinate_weight=0.0)
     with pytest.raises(UsageError, match="cosine is -1"):
         build(cosine=-1.0)
-    with pytest.raises(UsageError, match="mirror doubles"):
-        build(mirror=True, eta=None)
+    for copies in ({"mirror": True}, {"affine": 0.1}, {"scales": 1}):
+        with pytest.raises(UsageError, match="give more"):
+            build(eta=None, **copies)
+    with pytest.raises(UsageError, match="scales is -1"):
+        build(scales=-1)
+    for strength in (-0.1, 1.1, math.nan):
+        with pytest.raises(UsageError, match="affine is"):
+            build(affine=strength)
     with pytest.raises(UsageError, match="cosine compares matrices"):
         build(cosine=1.0, relation="full", encoder_width=32)
     with pytest.raises(UsageError, match="needs 2 classes"):
