@@ -3,7 +3,7 @@
     python benchmarks/engine_accuracy.py mini-imagenet-5w1s --seeds 0 1 --out results/engine-accuracy.json steps=1250
 
 Both are judged with the plain layers on the same episodes of val, so the difference is one of training alone. A row of the file
-is a recipe and a seed; one that is measured again takes the place of the old one.
+is a recipe, a seed and a machine; one that is measured again takes the place of the old one.
 """
 
 import argparse
@@ -48,6 +48,10 @@ def measure(name: str, words: list[str], seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["recipe"], row["seed"], row["machine"]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe")
@@ -58,7 +62,7 @@ def main() -> None:
     rows = json.loads(wanted.out.read_text("utf-8"))["rows"] if wanted.out.exists() else []
     for seed in wanted.seeds:
         new = measure(wanted.recipe, wanted.words, seed)
-        rows = [row for row in rows if (row["recipe"], row["seed"]) != (new["recipe"], seed)] + [new]
+        rows = [row for row in rows if _key(row) != _key(new)] + [new]
         wanted.out.parent.mkdir(parents=True, exist_ok=True)
         wanted.out.write_text(json.dumps({"rows": rows}, indent=1) + "\n", "utf-8")
         print(f"{wanted.recipe}, seed {seed}: {100 * new['difference']:+.2f} ± {100 * new['ci95']:.2f} points", flush=True)

@@ -126,16 +126,20 @@ def _engine_accuracy() -> str:
         "## The same model",
         "",
         "Models of one recipe and seed, trained either way and judged on the same validation episodes with the plain layers "
-        "(`benchmarks/engine_accuracy.py`):",
+        "(`benchmarks/engine_accuracy.py`). Sums in another order make other roundings, so two trainings part as two seeds "
+        "do: what counts is the mean over seeds, with its 95% interval.",
         "",
-        "| recipe | seed | engine, % | layers one by one, % | difference, points | p |",
-        "|---|---|---|---|---|---|",
+        "| recipe | machine | seeds | engine, % | layers one by one, % | difference, points | p |",
+        "|---|---|---|---|---|---|---|",
     ]
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in _read("results/engine-accuracy.json")["rows"]:
-        figures = [_accuracy(row[name], 2) for name in ("engine", "plain")]
-        difference = f"{100 * row['difference']:+.2f} ± {100 * row['ci95']:.2f}"
-        cells = [row["recipe"], str(row["seed"]), *figures, difference, f"{row['p_value']:.2f}"]
-        rows.append(f"| {' | '.join(cells)} |")
+        groups.setdefault((row["recipe"], row["machine"]), []).append(row)
+    for (recipe, machine), own in groups.items():
+        figures = [_over_seeds([row[name]["accuracy"] for row in own], 2) for name in ("engine", "plain")]
+        differences = [row["difference"] for row in own]
+        p = f"{stats.ttest_1samp(differences, 0).pvalue:.2f}" if len(own) > 1 else ""
+        rows.append(f"| {' | '.join([recipe, machine, str(len(own)), *figures, _over_seeds(differences, 2), p])} |")
     return "\n".join(rows)
 
 

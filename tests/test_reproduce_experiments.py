@@ -189,9 +189,9 @@ def test_figures_of_a_change_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     maps, changed = torch.stack((one, other, one, other)), torch.stack((other, one, one, other))
     before = torch.tensor([[[0.9, 0.1], [0.2, 0.8]], [[0.3, 0.6], [0.5, 0.7]]])
     after = torch.tensor([[[0.4, 0.5], [0.7, 0.6]], [[0.3, 0.4], [0.5, 0.9]]])
-    monkeypatch.setattr(bursts, "_scores", lambda method, support, these: before if these is maps else after)
+    monkeypatch.setattr(bursts, "_scores", lambda method, support, these: after if these is changed else None)
     method: Any = SimpleNamespace(relation=SimpleNamespace(describe_query=lambda these: these, shift=0.0))
-    told = bursts._figures(cast(SoSN, method), torch.empty(0), torch.tensor([0, 1]), maps, changed)
+    told = bursts._figures(cast(SoSN, method), torch.empty(0), torch.tensor([0, 1]), maps, changed, before)
     root = math.sqrt
     wanted = {
         "descriptor": [(root(5 / 8) + root(5)) / 2, 0],  # ‖(1, 2)‖ beside ‖(2, 2)‖ and ‖(1, 0)‖

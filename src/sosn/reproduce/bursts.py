@@ -99,11 +99,12 @@ def burstiness(method: Method, bank: Bank, way: int, shot: int, query: int, epis
         support = method.encode(episode.support.flatten(0, 2)).unflatten(0, episode.support.shape[:3])
         images, labels = episode.query.flatten(0, 1), sampler.labels.to(method.device)
         maps = method.encode(images)
-        spread.append(_scores(method, support, maps).flatten())
+        before = _scores(method, support, maps)
+        spread.append(before.flatten())
         changed = {name: method.encode(change(images, _random(name, seed, first))) for name, change in IMAGE_CHANGES.items()}
         changed |= {name: change(maps, _random(name, seed, first)) for name, change in MAP_CHANGES.items()}
         for name, other in changed.items():
-            told.setdefault(name, []).append(_figures(method, support, labels, maps, other))
+            told.setdefault(name, []).append(_figures(method, support, labels, maps, other, before))
     deviation = torch.cat(spread).std().item()
     results = []
     for name, parts in told.items():
@@ -115,9 +116,11 @@ def burstiness(method: Method, bank: Bank, way: int, shot: int, query: int, epis
     return results
 
 
-def _figures(method: SoSN, support: Tensor, labels: Tensor, maps: Tensor, other: Tensor) -> dict[str, Tensor]:
-    """What changes when the queries' feature maps become other ones, episode by episode."""
-    before, after = (_scores(method, support, one) for one in (maps, other))
+def _figures(
+    method: SoSN, support: Tensor, labels: Tensor, maps: Tensor, other: Tensor, before: Tensor
+) -> dict[str, Tensor]:  # fmt: skip
+    """What changes when the queries' feature maps, whose scores were these, become other ones, episode by episode."""
+    after = _scores(method, support, other)
     right, still = ((scores.argmax(-1) == labels).double().mean(1) for scores in (before, after))
     normed, share = moved(maps, other, method.relation.describe_query, len(before))
     plain, plain_share = moved(
