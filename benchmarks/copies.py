@@ -1,9 +1,10 @@
-"""What do copies of an image bring, smaller, larger or otherwise changed a little, whose features count beside its own?
+"""What do smaller and larger copies of an image bring, whose features count beside its own?
 
-    python benchmarks/copies.py omniglot --settings scales=2 affine=0.1 --sizes 20,1,1,400 --out results/copies-omniglot.json
+    python benchmarks/copies.py mini-imagenet --settings scales=1 scales=2 --sizes 5,1,15,150 --out results/copies.json
 
-A trained model is judged with each setting (one option, or several with a comma: scales=2,mirror=false) on the same episodes of
-its validation classes, of a seed that reports nothing; differences are to neither scales nor affine, episode by episode.
+A trained model is judged with each setting (one option of the model, or several with commas: scales=2,mirror=false) on the same
+episodes of its validation classes, of a seed that reports nothing; differences are to the model without scales, episode by
+episode.
 """
 
 import argparse
@@ -27,7 +28,7 @@ SEED = 7
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("--settings", nargs="+", default=["scales=1", "scales=2", "affine=0.15"])
+    parser.add_argument("--settings", nargs="+", default=["scales=1", "scales=2"])
     parser.add_argument("--sizes", nargs="+", default=["5,1,15,600"], help="way,shot,queries a class,episodes")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, required=True)
@@ -36,20 +37,20 @@ def main() -> None:
     method, recipe = load_with_recipe(wanted.model)
     assert isinstance(method, SoSN)
     bank = open_split(recipe, "val").to(device)
-    method.to(device)
     sizes = [tuple(int(one) for one in size.split(",")) for size in wanted.sizes]
     rows: list[dict[str, Any]] = []
     for size in sizes:
         base = None
         for setting in ("", *wanted.settings):
             words = [word for word in setting.split(",") if word]
-            options = override(recipe, ["scales=0", "affine=0", *words]).model.options
-            method.mirror, method.scales, method.affine = (options[name] for name in ("mirror", "scales", "affine"))
-            found = evaluate(method, bank, *size, seed=SEED)
+            options = override(recipe, ["scales=0", *words]).model.options
+            changed = SoSN(**method.config | {name: options[name] for name in ("mirror", "scales")})
+            changed.load_state_dict(method.state_dict())
+            found = evaluate(changed.to(device), bank, *size, seed=SEED)
             base = base or found
             gain = compare(found, base)
             rows.append({"setting": setting, **found.to_json(), "difference": gain.difference, "ci95_difference": gain.ci95})
-            print(f"{size[0]}w{size[1]}s, {setting or 'neither'}: {found} ({100 * gain.difference:+.2f})", flush=True)
+            print(f"{size[0]}w{size[1]}s, {setting or 'no scales'}: {found} ({100 * gain.difference:+.2f})", flush=True)
             document = {"model": wanted.model, "split": "val", "machine": machine(device), "torch": torch.__version__}
             wanted.out.parent.mkdir(parents=True, exist_ok=True)
             wanted.out.write_text(json.dumps(document | {"sosn": sosn.__version__, "rows": rows}, indent=1) + "\n", "utf-8")

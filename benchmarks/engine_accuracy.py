@@ -3,7 +3,7 @@
     python benchmarks/engine_accuracy.py mini-imagenet-5w1s --seeds 0 1 --out results/engine-accuracy.json steps=1250
 
 Both are judged with the plain layers on the same episodes of val, so the difference is one of training alone. A row of the file
-is a recipe, a seed and a machine; one that is measured again takes the place of the old one.
+is a recipe with its words, a seed and a machine; one that is measured again takes the place of the old one.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def measure(name: str, words: list[str], seed: int) -> dict[str, Any]:
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
-    return row["recipe"], row["seed"], row["machine"]
+    return row["recipe"], row["words"], row["seed"], row["machine"]
 
 
 def main() -> None:

@@ -34,9 +34,10 @@ Rows are data: [omniglot.py](../src/sosn/reproduce/omniglot.py), [mini_imagenet.
 [claims.py](../src/sosn/reproduce/claims.py). How figures are made: [protocol.md](protocol.md). Accuracies are in per cent. Ours
 is the mean over seeds ± its 95% interval between seeds (Student's t; none for a single seed); in brackets, the interval over
 episodes of one seed, which is what the paper prints. *running*: batch norm as it was trained, so no query helps another;
-*batch*: the authors' transductive way. Weights are chosen on validation classes, with other episodes than those reported.
-The paper's figures are of test classes. Where ours are of val (test images were held back), the settings of our best recipes
-were chosen on the same classes, so that figures of test classes may well be lower.
+*batch*: the authors' transductive way. Minutes are wall time, of trainings of which several may have shared a GPU. Weights are
+chosen on validation classes, with other episodes than those reported. The paper's figures are of test classes. Where ours are
+of val (test images were held back), the settings of our best recipes were chosen on the same classes, so that figures of test
+classes may well be lower.
 """
 
 
@@ -170,6 +171,7 @@ def _claim(claim: claims.Claim, entries: Sequence[Entry]) -> list[str]:
         ours, paper = one.ours(entries), "" if one.paper is None else f"{one.paper:+.2f}"
         if ours:
             verdict = "ahead" if ours.mean > ours.ci95 else "behind" if ours.mean < -ours.ci95 else "not told apart"
+            verdict = verdict if ours.seeds > 1 else "– (one seed)"
             points = f"{100 * ours.mean:+.2f} ± {100 * ours.ci95:.2f}"
             pair = (f"`{one.first}`", f"`{one.second}`", TITLES[one.table], one.protocol, one.split)
             lines.append((*pair, paper, points, str(ours.seeds), verdict))

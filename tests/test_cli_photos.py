@@ -127,10 +127,13 @@ def test_what_makes_no_sense_is_said(cli: Cli, drawings: Path, tmp_path: Path) -
 def test_of_photos_it_says_what_to_expect_and_what_would_be_stronger() -> None:
     photos = list(np.random.default_rng(0).integers(0, 256, (2, 84, 84, 3), dtype=np.uint8))
     said = expectation(FewShotClassifier().fit(photos, ["a", "b"]))
-    sizes = {(one["way"], one["shot"]): one for one in shipped_models()["mini-imagenet"]["calibration"]["sizes"]}
-    assert f"right on {100 * sizes[2, 1]['accuracy']:.0f}% of queries in 2-way 1-shot" in said
+    card = shipped_models()["mini-imagenet"]
+    sizes = {(one["way"], one["shot"]): one["accuracy"] for one in card["calibration"]["sizes"]}
+    assert f"right on {100 * sizes[2, 1]:.0f}% of queries in 2-way 1-shot tasks of mini-imagenet (val classes)" in said
     five = expectation(FewShotClassifier().fit(photos * 6, ["a", "b"] * 6))
-    assert f"right on {100 * sizes[2, 5]['accuracy']:.0f}% of queries in 2-way 5-shot" in five
+    assert f"right on {100 * sizes[2, 5]:.0f}% of queries in 2-way 5-shot" in five
+    like_its_card = expectation(FewShotClassifier().fit(photos * 3, list("abcdea")))
+    assert f"right on {100 * card['accuracy']:.0f}% of queries in 5-way 1-shot tasks of mini-imagenet (val" in like_its_card
     for choice in ("More images", "sosn tune", "timm:NAME"):
         assert choice in said
     assert "not trained on photos" in expectation(FewShotClassifier("omniglot").fit(photos, ["a", "b"]))

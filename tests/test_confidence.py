@@ -153,16 +153,16 @@ def test_the_nearest_size_that_is_not_easier_counts() -> None:
     assert only.at(2, 1).way == 5
 
 
-def test_what_to_expect_is_that_of_the_nearest_number_of_classes_and_of_no_more_shots() -> None:
-    sizes = [_confidence(way, shot) for way in (1, 2, 5, 20) for shot in (1, 5)]
+def test_what_is_promised_is_of_no_fewer_classes_and_no_more_shots() -> None:
+    sizes = [_confidence(way, shot) for way in (20, 1, 2, 5) for shot in (5, 1)]
     calibration = Calibration("glyphs", "val", tuple(sizes))
     for (way, shot), expected in {
-        (1, 1): (2, 1), (3, 5): (2, 5), (4, 4): (5, 1), (9, 9): (5, 5), (11, 1): (20, 1), (300, 100): (20, 5)
+        (1, 1): (2, 1), (2, 5): (2, 5), (3, 4): (5, 1), (5, 9): (5, 5), (6, 1): (20, 1), (300, 100): (20, 5)
     }.items():  # fmt: skip
-        found = calibration.most_like(way, shot)
+        found = calibration.promised(way, shot)
         assert found is not None
         assert (found.way, found.shot) == expected
-    assert Calibration("glyphs", "val", (_confidence(1, 5),)).most_like(3, 5) is None
+    assert Calibration("glyphs", "val", (_confidence(1, 5),)).promised(3, 5) is None
 
 
 def test_with_fewer_classes_than_were_measured_the_temperature_is_that_of_the_fewest_and_not_of_one() -> None:

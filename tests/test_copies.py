@@ -2,54 +2,49 @@
 
 import math
 
+import pytest
 import torch
 
-from sosn.copies import evaluation_copies, seen_through, sizes, ways
+from sosn.copies import evaluation_copies, scaled
+from sosn.warping import seen_through
 
-GENERATORS = (((1.0, 0.0), (0.0, 1.0)), ((1.0, 0.0), (0.0, -1.0)), ((0.0, 1.0), (1.0, 0.0)), ((0.0, 1.0), (-1.0, 0.0)))
+
+def window(*rows: tuple[float, float]) -> torch.Tensor:
+    return torch.tensor([[[*row, 0.0] for row in rows]])
 
 
-def test_a_copy_turned_by_a_right_angle_is_the_turned_image() -> None:
+def test_a_window_that_is_turned_by_a_right_angle_turns_the_image() -> None:
     images = torch.rand(2, 3, 8, 8)
-    torch.testing.assert_close(seen_through(ways(math.pi / 2)[3], images), images.rot90(-1, (-2, -1)), atol=1e-5, rtol=0)
-    torch.testing.assert_close(seen_through(ways(math.pi / 2)[7], images), images.rot90(1, (-2, -1)), atol=1e-5, rtol=0)
+    turned = seen_through(images, window((0, 1), (-1, 0)))
+    torch.testing.assert_close(turned, images.rot90(-1, (-2, -1)), atol=1e-5, rtol=0)
 
 
-def test_the_eight_ways_are_the_exponentials_of_their_generators() -> None:
-    expected = [torch.linalg.matrix_exp(sign * 0.2 * torch.tensor(one)) for sign in (1, -1) for one in GENERATORS]
-    torch.testing.assert_close(torch.tensor(ways(0.2)), torch.stack(expected))
+@pytest.mark.parametrize("share", [0.7, 1.3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_of_a_copy_the_given_share_of_either_side_is_seen(share: float, dtype: torch.dtype) -> None:
+    """Of an image that is x − 2y, also one that is not square, in the middle, where nothing is beyond the border."""
+    x, y = ((torch.arange(count) + 0.5) * 2 / count - 1 for count in (24, 16))
+    image = (x - 2 * y.unsqueeze(1)).expand(1, 1, 16, 24)
+    found = scaled(image.to(dtype), share)
+    assert found.dtype == dtype
+    middle = (slice(None), slice(None), slice(4, 12), slice(6, 18))
+    tolerance = 1e-5 if dtype == torch.float32 else 0.02  # half a unit of the last place of values up to 3
+    torch.testing.assert_close(found.float()[middle], share * image[middle], atol=tolerance, rtol=0)
 
 
-def test_sizes_are_pairs_that_undo_each_other() -> None:
-    found = [window[0][0] for window in sizes(2)]
-    torch.testing.assert_close(torch.tensor(found).log(), torch.tensor([0.15, -0.15, 0.3, -0.3]))
-    assert all(window == ((window[0][0], 0.0), (0.0, window[0][0])) for window in sizes(2))
-    assert sizes(0) == []
+def test_beyond_an_image_its_border_goes_on() -> None:
+    image = torch.arange(36.0).view(1, 1, 6, 6)
+    copy = scaled(image, 2.0)
+    for row, column in ((0, 0), (0, -1), (-1, 0), (-1, -1)):
+        assert copy[0, 0, row, column] == image[0, 0, row, column]
+    torch.testing.assert_close(copy[0, 0, 0, 2:4], image[0, 0, 0, 2:4] + torch.tensor([-0.5, 0.5]))
 
 
-def test_an_image_is_seen_through_its_window() -> None:
-    """One that grows by a along x and b along y, in the middle, where nothing is beyond the border."""
-    size, (a, b) = 16, (0.3, -0.7)
-    along = (torch.arange(size) + 0.5) * 2 / size - 1
-    x, y = along.expand(size, size), along.view(-1, 1).expand(size, size)
-    middle = (slice(None), slice(None), slice(4, 12), slice(4, 12))
-    for window in (*sizes(1), *ways(0.2)):
-        m = torch.tensor(window)
-        expected = a * (m[0, 0] * x + m[0, 1] * y) + b * (m[1, 0] * x + m[1, 1] * y)
-        found = seen_through(window, (a * x + b * y).view(1, 1, size, size))
-        torch.testing.assert_close(found[middle], expected.view(1, 1, size, size)[middle], atol=1e-5, rtol=0)
-
-
-def test_outside_the_border_is_repeated() -> None:
-    images = torch.full((1, 1, 6, 9), 0.25)
-    for window in ways(0.5):
-        torch.testing.assert_close(seen_through(window, images), images)
-
-
-def test_copies_keep_shape_and_dtype() -> None:
-    images = torch.rand(2, 1, 6, 9, dtype=torch.bfloat16)
-    copies = list(evaluation_copies(images, mirror=True, scales=2, affine=0.1))
-    assert len(copies) == 2 * (1 + 4 + 8)
-    assert all(copy.shape == images.shape and copy.dtype == images.dtype for copy in copies)
-    assert torch.equal(copies[13], images.flip(-1))
-    assert len(list(evaluation_copies(images, mirror=False, scales=0, affine=0.0))) == 1
+def test_copies_go_by_equal_steps_to_either_side_of_the_image_and_of_its_mirror_image() -> None:
+    images = torch.rand(2, 1, 12, 9, dtype=torch.float64)
+    found = list(evaluation_copies(images, mirror=True, scales=2))
+    shares = [1.0, *(math.exp(sign * 0.15 * step) for step in (1, 2) for sign in (1, -1))]
+    assert len(found) == 10
+    for copy, (side, share) in zip(found, ((s, share) for s in (images, images.flip(-1)) for share in shares), strict=True):
+        torch.testing.assert_close(copy, scaled(side, share) if share != 1 else side)
+    assert [one is images for one in evaluation_copies(images, mirror=False, scales=0)] == [True]

@@ -33,6 +33,26 @@ def test_the_page_on_speed_shows_the_measured_figures() -> None:
     assert "NVIDIA H200" in text
 
 
+def test_the_engine_beside_the_layers_is_told_by_recipe_and_machine_over_seeds() -> None:
+    def row(seed: int, engine: float, plain: float, machine: str = "a GPU", words: tuple[str, ...] = ()) -> dict[str, Any]:
+        figures = {"engine": {"accuracy": engine}, "plain": {"accuracy": plain}, "difference": engine - plain}
+        return {"recipe": "glyphs-5w1s", "words": list(words), "seed": seed, "machine": machine, **figures}
+
+    rows = [
+        row(0, 0.92, 0.91),
+        row(1, 0.93, 0.94),
+        row(2, 0.94, 0.93),
+        row(0, 0.9, 0.92, "a CPU"),
+        row(0, 0.8, 0.7, words=("a=1",)),
+    ]
+    lines = runpy.run_path(str(ROOT / "docs" / "readme.py"))["engine_accuracy"]({"rows": rows}).splitlines()
+    assert lines[-3:] == [  # Student's t of two degrees of freedom: 4.303 · s / √3
+        "| glyphs-5w1s | a GPU | 3 | 93.00 ± 2.48 | 92.67 ± 3.79 | +0.33 ± 2.87 | 0.67 |",
+        "| glyphs-5w1s | a CPU | 1 | 90.00 | 92.00 | -2.00 |  |",
+        "| glyphs-5w1s a=1 | a GPU | 1 | 80.00 | 70.00 | +10.00 |  |",
+    ]
+
+
 def test_the_page_on_what_goes_beyond_the_paper_shows_what_was_tried() -> None:
     fill = runpy.run_path(str(ROOT / "docs" / "readme.py"))["fill_beyond"]
     text = (ROOT / "docs" / "beyond.md").read_text("utf-8")

@@ -115,11 +115,13 @@ def expectation(classifier: FewShotClassifier) -> str:
     if card and classifier.model_ not in FITTING[classifier.kind_]:
         words.append(f"It was not trained on {classifier.kind_}: its answers may be little better than guesses.")
     elif card:
-        measured = classifier.calibration_ and classifier.calibration_.most_like(len(counts), min(counts))
-        size = asdict(measured) if measured else card
+        told, calibration = card, classifier.calibration_
+        measured = calibration.promised(len(counts), min(counts)) if calibration else None
+        if calibration and measured and (measured.way, measured.shot) != (card["way"], card["shot"]):
+            told = asdict(measured) | {"data": calibration.data, "split": calibration.split}
         words.append(
-            f"It is right on {100 * size['accuracy']:.0f}% of queries in {size['way']}-way {size['shot']}-shot tasks of "
-            f"{card['data']}; expect less on images of other kinds."
+            f"It is right on {100 * told['accuracy']:.0f}% of queries in {told['way']}-way {told['shot']}-shot tasks of "
+            f"{told['data']} ({told['split']} classes); expect less on images of other kinds."
         )
     elif classifier.kind_ == "photos":
         words.append("A network this small is right on about half of 5-way photos from one example each.")

@@ -65,21 +65,20 @@ class Calibration:
 
         With more classes the highest logit of a known picture can only rise, so its threshold refuses no more of them.
         """
-        ways = sorted({one.way for one in self.sizes})
-        nearest_way = max((one for one in ways if one <= way), default=ways[0])
-        own = sorted((one for one in self.sizes if one.way == nearest_way), key=lambda one: one.shot)
-        return ([one for one in own if one.shot <= shot] or own[:1])[-1]
+        ways = [one.way for one in self.sizes]
+        return self._with(max((one for one in ways if one <= way), default=min(ways)), shot)
 
-    def most_like(self, way: int, shot: int) -> Confidence | None:
-        """The measured size of several classes that says most about tasks of this one; None where there is none.
+    def promised(self, way: int, shot: int) -> Confidence | None:
+        """The measured size of several classes whose accuracy may be expected; None where only one class was measured.
 
-        The number of classes whose ratio to these is nearest to 1, then the most shots that are no more than these, if any.
+        It is the nearest that is not easier: no fewer classes and no more shots, if there is one.
         """
-        several = [one for one in self.sizes if one.way > 1]
-        if not several:
-            return None
-        nearest_way = min((one.way for one in several), key=lambda one: abs(math.log(one / way)))
-        own = sorted((one for one in several if one.way == nearest_way), key=lambda one: one.shot)
+        ways = [one.way for one in self.sizes if one.way > 1]
+        return self._with(min((one for one in ways if one >= way), default=max(ways)), shot) if ways else None
+
+    def _with(self, way: int, shot: int) -> Confidence:
+        """Of the measured sizes with this many classes, that with the most shots that are no more than these, if there are."""
+        own = sorted((one for one in self.sizes if one.way == way), key=lambda one: one.shot)
         return ([one for one in own if one.shot <= shot] or own[:1])[-1]
 
     def temperature(self, way: int, shot: int) -> float:

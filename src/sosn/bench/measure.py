@@ -37,6 +37,7 @@ GROWTH = {
 }
 EPISODES = {"cuda": 8, "cpu": 1}  # in a step of the vectorised contenders
 LONG, SHORT = 20.0, 1.0  # seconds of a call: longer ones are made once, others in three turns, two a turn if shorter
+SHARE = 0.6  # of the memory that a contender may need by estimate; others are left out
 MANY = 32  # episodes in a step of the engine where a GPU has the memory for it
 
 
@@ -80,8 +81,8 @@ def _training(shape: Shape, device: torch.device, peak: float, quick: bool) -> d
         "vectorised": (episodes, partial(training_step, shape, episodes, device, bf16, "plain")),
         "engine": (episodes, partial(training_step, shape, episodes, device, bf16, "auto")),
     }
-    if episodes * _memory(shape) > 0.5 * _available(device):  # of pairs whose whole maps are kept; the engine keeps pooled ones
-        makers = {"engine": makers["engine"]}
+    need = {"loop": _memory(shape), "vectorised": episodes * _memory(shape) / (1 + bf16)}  # the engine keeps pooled maps
+    makers = {name: maker for name, maker in makers.items() if need.get(name, 0.0) <= SHARE * _available(device)}
     if device.type == "cuda" and shape.pairs <= 1_000:
         makers["engine, many episodes"] = (MANY, partial(training_step, shape, MANY, device, bf16, "auto"))
     if has_easyfsl():
@@ -157,7 +158,7 @@ def _take_turns(
 
 
 def _memory(shape: Shape) -> float:
-    """Bytes that one episode's maps of the similarity net's first block take, a few of them, in single precision."""
+    """Bytes, by estimate, that the maps of an episode's pairs take in training with layers one by one, in single precision."""
     return 5 * 4 * 64 * 62**2 * shape.pairs
 
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from sosn.episode import Episode, check_episode
 from sosn.errors import UsageError
 from sosn.seeding import check_generator
+from sosn.warping import seen_through
 
 ERASED_AREA = 0.02, 0.25  # of the image
 ERASED_ASPECT = 3.0  # one side of the rectangle, as a share of the image's, is at most so many times the other
@@ -117,10 +117,9 @@ def _moved(images: Tensor, wanted: AugmentationSection, generator: torch.Generat
         torch.stack((cos, (cos * slant - sin) * aspect, 2 * wanted.translate * right), -1),
         torch.stack((sin / aspect, sin * slant + cos, 2 * wanted.translate * down), -1),
     )
-    with torch.autocast(images.device.type, enabled=False):  # bf16 cannot tell neighbouring pixels apart
-        grid = F.affine_grid(torch.stack(rows, 1), list(images.shape), align_corners=False)
-        moved = F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
-    return moved.clamp(0, 1)  # weights of the interpolation may sum to a little more than 1
+    return seen_through(images, torch.stack(rows, 1)).clamp(
+        0, 1
+    )  # weights of the interpolation may sum to a little more than 1
 
 
 def _jittered(images: Tensor, jitter: float, generator: torch.Generator) -> Tensor:

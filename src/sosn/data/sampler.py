@@ -146,10 +146,10 @@ class EpisodeSampler:
 
 
 def alphabet_of(name: str) -> str:
-    """The alphabet of a class: its name up to the last slash. That of turned characters is an alphabet of its own."""
+    """The alphabet of a class: its name up to the last slash. That of turned or mirrored characters is one of its own."""
     parent, _, own = name.rpartition("/")
-    turned = re.search(r"(@(90|180|270))?(@mirror)?$", own)
-    return parent + turned[0] if parent and turned else parent
+    changed = re.search(r"(@(90|180|270|mirror))*$", own)
+    return parent + changed[0] if parent and changed else parent
 
 
 def alphabets(names: Sequence[str]) -> dict[str, int]:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sosn.copies import MOST as MOST_SCALES
 from sosn.copies import evaluation_copies
 from sosn.encoder import ENCODER_EXTRAS, build_encoder
 from sosn.episode import Episode
@@ -46,11 +47,10 @@ class SoSN(Method):
 
     Not the paper's, and off unless asked for: encoder="resnet12"; conv4_pools, in how many blocks Conv-4 pools;
     coordinates, so many codes of a feature's place along either side, times coordinate_weight, appended to the feature
-    vectors; mirror, scales and affine, in evaluation the vectors of copies beside those of the image: its mirror image, so
-    many smaller and larger ones, eight that are scaled, stretched and turned by so much; detail, the side of training images
-    that were enlarged to input_size; auxiliary, the weight of a second loss, to tell all training classes apart by their
-    matrices; cosine, the weight of the cosine of two matrices' upper triangles, each entry standardised as in training,
-    beside the similarity net's logit.
+    vectors; mirror and scales, in evaluation the vectors of the mirror image, and of so many smaller and larger copies of
+    either, beside those of the image; detail, the side of training images that were enlarged to input_size; auxiliary, the
+    weight of a second loss, to tell all training classes apart by their matrices; cosine, the weight of the cosine of two
+    matrices' upper triangles, each entry standardised as in training, beside the similarity net's logit.
     """
 
     name: ClassVar[str] = "sosn"
@@ -89,7 +89,6 @@ class SoSN(Method):
         coordinate_weight: float = 1.0,
         mirror: bool = False,
         scales: int = 0,
-        affine: float = 0.0,
         auxiliary: float = 0.0,
         classes: int = 0,
         cosine: float = 0.0,
@@ -119,18 +118,19 @@ class SoSN(Method):
         rows = self.relation.side(side)
         self.register_buffer("permutations", draw_permutations(rows, permutations, permutation_seed))
         self.similarity = SimilarityStreams(permutations, streams, self.relation.channels, rows)
-        if not 0 <= affine <= 1:
-            raise UsageError(f"affine is {affine}; it must lie between 0 and 1")
-        at_least(0, scales=scales)
-        if (mirror or scales or affine) and eta is None:
-            raise UsageError("eta=None means the number of feature vectors, and mirror, scales and affine give more: give eta")
+        if scales not in range(MOST_SCALES + 1):
+            raise UsageError(f"scales is {scales}; it is a whole number from 0 to {MOST_SCALES}")
+        if (mirror or scales) and eta is None:
+            raise UsageError("eta=None means the number of feature vectors, and mirror and scales give more: give eta")
+        if (mirror or scales) and mean_image:
+            raise UsageError("mirror and scales change images after the mean image is taken away: leave mean_image out")
         if auxiliary < 0 or (auxiliary and classes < 2):
             raise UsageError(f"auxiliary is {auxiliary} with {classes} classes: it is 0 or more, and needs 2 classes or more")
         if cosine and not self.relation.stacked:
             raise UsageError(
                 f"cosine compares matrices of each side, which relation {relation!r} has not: use average or ranked"
             )
-        self.mirror, self.scales, self.affine = mirror, scales, affine
+        self.mirror, self.scales = mirror, scales
         self.auxiliary, self.cosine = auxiliary, cosine
         entries = side * (side + 1) // 2
         self.standardise = nn.BatchNorm1d(entries, affine=False) if cosine else None
@@ -154,10 +154,9 @@ class SoSN(Method):
 
     def _vectors(self, images: Tensor) -> Tensor:
         """Feature vectors of preprocessed images, with their places if asked for; in evaluation those of copies too."""
-        if self.training:
+        if self.training or not (self.mirror or self.scales):
             return self._encode(images)
-        copies = evaluation_copies(images, self.mirror, self.scales, self.affine)
-        return torch.cat([self._encode(copy) for copy in copies], -1)
+        return torch.cat([self._encode(copy) for copy in evaluation_copies(images, self.mirror, self.scales)], -1)
 
     def _encode(self, images: Tensor) -> Tensor:
         maps: Tensor = self.encoder(images)

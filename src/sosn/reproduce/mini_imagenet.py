@@ -37,7 +37,7 @@ REMARKS = {
     "full-32": "a 32-filter encoder, so that the matrix stays 64×64",
     "full": "a 64-filter encoder: the matrix is 128×128 and the similarity net's first linear layer larger",
     "prototypical": "trained 5-way (its authors: 30- and 20-way); squared distances times 0.02: of 1,600 features they begin "
-    "in the hundreds, where a softmax learns next to nothing in so few steps",
+    "above a thousand, where a softmax is all but certain and wrong",
     "matching": "without full context; cosines times 10",
     "maml": "running: queries normalised by the moments of the support images",
     "meta-lstm": "running: queries normalised by the moments of the support images",
