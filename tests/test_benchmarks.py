@@ -34,12 +34,14 @@ def test_times_of_preparing_and_opening_are_kept_dataset_by_dataset(tmp_path: Pa
         photo(tmp_path / "birds" / "CUB_200_2011" / "images" / f"00{number + 1}.Bird" / "a.png", number)
     monkeypatch.setenv("SOSN_HOME", str(tmp_path / "untouched"))
     out = tmp_path / "results" / "prepare.json"
-    for data, source in (("mini-imagenet", "mini"), ("cub", "birds"), ("mini-imagenet", "mini")):
+    out.parent.mkdir()
+    out.write_text(json.dumps({"rows": [{"data": "mini-imagenet", "size": 84, "machine": "another"}]}))
+    for data, source in (("cub", "birds"), ("mini-imagenet", "mini")):
         words = ["--data", data, "--from", str(tmp_path / source), "--repeats", "1", "--out", str(out)]
         monkeypatch.setattr(sys, "argv", ["prepare.py", *words])
         runpy.run_path(str(SCRIPT), run_name="__main__")
     found = json.loads(out.read_text())["rows"]
-    assert [row["data"] for row in found] == ["cub", "mini-imagenet"]  # the second time takes the place of the first
+    assert [row["data"] for row in found] == ["cub", "mini-imagenet"]  # the new one takes the place of the old
     rows = {row["data"]: row for row in found}
     mini = rows["mini-imagenet"]
     assert (mini["size"], mini["classes"], mini["images"]) == (84, 3, 6)

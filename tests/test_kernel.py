@@ -395,9 +395,9 @@ def test_under_autocast_a_first_block_rounds_its_factors_alone() -> None:
     assert not first_block.serves(torch.empty(2, 9, 8, 8), torch.empty(8, 9, 3, 3), first_block.SIDE_CHANNELS)
 
 
-def glyph_episode(episodes: int = 2) -> Episode:
+def glyph_episode(episodes: int = 2, way: int = 3, shot: int = 2) -> Episode:
     bank = open_bank("glyphs", "val", alphabets=10, characters=6, drawings=8)
-    return sosn.EpisodeSampler(bank, 3, 2, 1).draw(episodes, generator("kernel test"))
+    return sosn.EpisodeSampler(bank, way, shot, 1).draw(episodes, generator("kernel test"))
 
 
 def small_model(**options: object) -> sosn.SoSN:
@@ -420,7 +420,7 @@ def test_a_training_step_is_the_same_with_either_engine(options: dict[str, objec
         pytest.importorskip("triton")
         if options:
             pytest.skip("the interpreter is slow: one model is enough")
-    episode = glyph_episode(1 if fast_way == "triton" else 2)
+    episode = glyph_episode(*((1, 2, 1) if fast_way == "triton" else (2, 3, 2)))
     results = []
     ways: tuple[Engine, ...] = (fast_way, "plain")
     for way in ways:
