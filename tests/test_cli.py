@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 import sosn
@@ -349,6 +350,22 @@ def test_tables_read_well_in_eighty_columns(cli: Cli, monkeypatch: pytest.Monkey
         lines = [re.sub("\x1b\\[[0-9;?]*[a-zA-Z]", "", line) for line in out.splitlines()]
         assert max(map(len, lines)) <= 80, words
         assert "…" not in out.replace("part1…part4", ""), words  # nothing is cut short
+
+
+@pytest.mark.parametrize(
+    ("share", "left"), [(0.9, {"engine"}), (1.1, {"loop", "engine"}), (8.1, {"loop", "vectorised", "engine"})]
+)
+def test_the_benchmark_leaves_out_what_may_not_fit(monkeypatch: pytest.MonkeyPatch, share: float, left: set[str]) -> None:
+    """Memory of so many times what one episode takes layer by layer; a vectorised step has eight."""
+    from sosn.bench import measure
+
+    monkeypatch.setattr(measure, "EPISODES", {"cpu": 8})
+    monkeypatch.setattr(measure, "has_easyfsl", lambda: False)
+    monkeypatch.setattr(measure, "_available", lambda device: share * measure._memory(measure.QUICK[0]) / measure.SHARE)
+    monkeypatch.setattr(measure, "_work", lambda *_: 1.0)
+    monkeypatch.setattr(measure, "_take_turns", lambda makers, *_: (dict.fromkeys(makers, 1.0), dict.fromkeys(makers)))
+    told = measure._training(measure.QUICK[0], torch.device("cpu"), 1.0, True)
+    assert set(told["episodes_per_second"]) == left
 
 
 def test_the_benchmarks_table_fits_into_eighty_columns(

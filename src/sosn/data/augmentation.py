@@ -117,9 +117,8 @@ def _moved(images: Tensor, wanted: AugmentationSection, generator: torch.Generat
         torch.stack((cos, (cos * slant - sin) * aspect, 2 * wanted.translate * right), -1),
         torch.stack((sin / aspect, sin * slant + cos, 2 * wanted.translate * down), -1),
     )
-    return seen_through(images, torch.stack(rows, 1)).clamp(
-        0, 1
-    )  # weights of the interpolation may sum to a little more than 1
+    moved = seen_through(images, torch.stack(rows, 1))
+    return moved.clamp(0, 1)  # weights of the interpolation may sum to a little more than 1
 
 
 def _jittered(images: Tensor, jitter: float, generator: torch.Generator) -> Tensor:

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sosn.copies import MOST as MOST_SCALES
-from sosn.copies import evaluation_copies
+from sosn.copies import check_copies, evaluation_copies
 from sosn.encoder import ENCODER_EXTRAS, build_encoder
 from sosn.episode import Episode
 from sosn.errors import UsageError
@@ -118,20 +117,14 @@ class SoSN(Method):
         rows = self.relation.side(side)
         self.register_buffer("permutations", draw_permutations(rows, permutations, permutation_seed))
         self.similarity = SimilarityStreams(permutations, streams, self.relation.channels, rows)
-        if scales not in range(MOST_SCALES + 1):
-            raise UsageError(f"scales is {scales}; it is a whole number from 0 to {MOST_SCALES}")
-        if (mirror or scales) and eta is None:
-            raise UsageError("eta=None means the number of feature vectors, and mirror and scales give more: give eta")
-        if (mirror or scales) and mean_image:
-            raise UsageError("mirror and scales change images after the mean image is taken away: leave mean_image out")
+        check_copies(mirror, scales, eta, mean_image)
         if auxiliary < 0 or (auxiliary and classes < 2):
             raise UsageError(f"auxiliary is {auxiliary} with {classes} classes: it is 0 or more, and needs 2 classes or more")
         if cosine and not self.relation.stacked:
             raise UsageError(
                 f"cosine compares matrices of each side, which relation {relation!r} has not: use average or ranked"
             )
-        self.mirror, self.scales = mirror, scales
-        self.auxiliary, self.cosine = auxiliary, cosine
+        self.mirror, self.scales, self.auxiliary, self.cosine = mirror, scales, auxiliary, cosine
         entries = side * (side + 1) // 2
         self.standardise = nn.BatchNorm1d(entries, affine=False) if cosine else None
         initialise(self)
