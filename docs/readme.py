@@ -7,6 +7,7 @@ from typing import Any
 
 from scipy import stats
 
+from sosn.bench import evaluation_ratios
 from sosn.reproduce.ledger import interval
 
 ROOT = Path(__file__).parent.parent
@@ -106,9 +107,12 @@ def fill_speed(text: str) -> str:
                 cells = [row["shape"], name, f"{ratio:.1f}×" if ratio else "", f"{rate:.3g}" if rate < 1000 else f"{rate:.0f}"]
                 cells += [f"{row['pairs_per_second'][name]:,.0f}", f"{100 * share:.1f}%" if share else ""]
                 parts.append(f"| {' | '.join([*cells, f'{memory:.2f}' if memory else ''])} |")
-        parts += ["", "| evaluation, an episode | contender | ms |", "|---|---|---|"]
+        parts += ["", "| evaluation, an episode | contender | engine is faster by | ms |", "|---|---|---|---|"]
         for row in told["evaluation"]:
-            parts += [f"| {row['shape']} | {name} | {1e3 * s:.1f} |" for name, s in row["seconds_per_episode"].items()]
+            ratios = evaluation_ratios(row["seconds_per_episode"])
+            for name, seconds in row["seconds_per_episode"].items():
+                shown = f"{ratios[name]:.2f}×" if name in ratios else ""
+                parts.append(f"| {row['shape']} | {name} | {shown} | {1e3 * seconds:.1f} |")
         parts += ["", "| growth with | ms to train an episode |", "|---|---|"]
         for name, rows in told["growth"].items():
             costs = ", ".join(f"{one['shape']}: {one['ms_per_episode']:.1f}" for one in rows)
@@ -211,7 +215,14 @@ def _between(share: float, ends: list[float]) -> str:
 def fill_beyond(text: str) -> str:
     """The page on what the paper does not have, with the tables of what was tried, as they were written."""
     parts = [f"```\n{path.read_text('utf-8')}```\n" for path in sorted((ROOT / "results").glob("variants-*.txt"))]
-    text = _put(text, "variants", "\n" + "\n".join(parts))
+    parts += ["| recipe | variant | over the recipe | accuracy on val, % |", "|---|---|---|---|"]
+    for path in sorted((ROOT / "results").glob("variants-*.json")):
+        told = _read(f"results/{path.name}")
+        for one in told["rows"]:
+            figures = ", ".join(f"{own['way']}w{own['shot']}s {_accuracy(own, 2)}" for own in one["figures"])
+            words = " ".join(word for word in one["words"] if not word.startswith(("val_", "report_", "every=")))
+            parts.append(f"| {told['recipe']} | {one['variant']} | `{words}` | {figures} |".replace("``", ""))
+    text = _put(text, "variants", "\n" + "\n".join(parts) + "\n")
     rows = ["| model | episodes | copies | accuracy, % | more than without, points |", "|---|---|---|---|---|"]
     for path in sorted((ROOT / "results").glob("copies-*.json")):
         told = _read(f"results/{path.name}")

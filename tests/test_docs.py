@@ -88,7 +88,8 @@ def made_up(row: str, seed: int, accuracy: float) -> dict[str, Any]:
     planned = find("mini-imagenet", row)
     figures = [
         {"split": one.split, "protocol": one.protocol, "way": one.way, "shot": one.shot, "query": one.query,
-         "statistics": statistics, "accuracy": accuracy + more, "ci95": 0.008, "episodes": 600, "fingerprint": "f"}
+         "statistics": statistics, "accuracy": accuracy + more, "ci95": 0.008, "episodes": 600, "fingerprint": "f",
+         "ties": 0.0}
         for one in planned.measures if one.split == "val" for statistics, more in (("running", 0.0), ("batch", -0.02))
     ]  # fmt: skip
     return {
@@ -105,6 +106,7 @@ def test_the_page_on_the_reproduction_is_made_from_any_ledger(tmp_path: Path) ->
     entries += [made_up(row, 0, accuracy) for row, accuracy in (("ablation-base", 0.5), ("eta-1", 0.45), ("eta-N", 0.51))]
     entries[-1]["recipe"]["training"]["steps"] = 7
     entries[6]["recipe"]["training"]["steps"] = 7
+    entries[3]["figures"][0]["ties"] = 0.0314
     rank = {"size": 84, "trained": True, "vectors": 361, "features": 64, "rank": 63.5, "full_rank": 0.9}
     rank |= {"effective_rank": 20.04, "normalised_rank": 64.0, "normalised_effective_rank": 30.0}
     of = {"table": "mini-imagenet", "row": "ablation-base"}
@@ -115,6 +117,7 @@ def test_the_page_on_the_reproduction_is_made_from_any_ledger(tmp_path: Path) ->
     text = (tmp_path / "page.md").read_text("utf-8")
     assert "| SoSN(⊗)+SigmE ★ | `sigme-5w1s` | val | 52.96 ± 0.83 | 53.00 ± 2.48 (0.80) | 51.00 ± 2.48 (0.80) | 3 |" in text
     assert "| 40.00 (0.80) | 38.00 (0.80) | 1 | 227,665 | 1.5 | an earlier recipe |" in text
+    assert "| 51.00 ± 0.00 (0.80) | 49.00 ± 0.00 (0.80) | 3 | 227,665 | 1.5 | 3.1% ties |" in text
     assert "So far 6 of" in text
     assert "need 3 seeds: 1 of" in text
     assert "| `sigme-5w1s` | `none-5w1s` | miniImageNet | 5w1s | val | +2.08 | +2.00 ± 2.48 | 3 | not told apart |" in text

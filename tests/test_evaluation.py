@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 import pytest
@@ -11,13 +11,16 @@ from scipy.special import stdtr
 from torch import Tensor, nn
 
 import sosn
+from sosn import evaluation
 from sosn.data import Bank
 from sosn.device import check_bf16
 from sosn.episode import Episode
 from sosn.errors import DataError, UsageError
 from sosn.evaluation import Evaluation, compare, evaluate, mean_ci95
 from sosn.method import Method, NearestPixels, SoSN
+from sosn.method.base import Statistics
 from sosn.preprocessing import Preprocessing
+from sosn.seeding import generator
 
 
 def marked_bank(classes: int = 12, images: int = 20) -> Bank:
@@ -74,6 +77,13 @@ class Muddled(Watcher):
         return torch.sin(7 * support + 3 * query) + 1.5 * (support == query)
 
 
+class Certain(Watcher):
+    """Always right, and so sure of every class that its scores are 1 to the bit."""
+
+    def answer(self, support: Tensor, query: Tensor) -> Tensor:
+        return 40 - super().answer(support, query).abs().float()
+
+
 class Failing(Watcher):
     def answer(self, support: Tensor, query: Tensor) -> Tensor:
         raise RuntimeError("no answer")
@@ -91,6 +101,17 @@ def test_a_method_that_is_always_right_has_accuracy_one_and_no_interval() -> Non
     result = evaluate(Watcher(), marked_bank(), episodes=120)
     assert result.per_episode == (1.0,) * 120
     assert (result.accuracy, result.ci95) == (1.0, 0.0)
+
+
+def test_answers_are_ranked_before_scores_are_squashed_to_one() -> None:
+    method, bank = Certain(), marked_bank()
+    episode = sosn.EpisodeSampler(bank, 5, 1, 3).draw(4, generator("certain"))
+    assert (method(episode) == 1).all()
+    assert episode.labels is not None
+    assert torch.equal(method.predict(episode), episode.labels)
+    for statistics in get_args(Statistics):
+        result = evaluate(method, bank, episodes=20, statistics=statistics)
+        assert (result.accuracy, result.ties) == (1.0, 0.0)
 
 
 @pytest.mark.parametrize("way", [2, 5, 8])
@@ -364,23 +385,38 @@ def test_scores_that_are_not_finite_are_no_result() -> None:
         evaluate(model, bank, query=1, episodes=2)
 
 
-def test_encoding_every_image_once_changes_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sosn import evaluation
-
+@pytest.mark.parametrize("shot", [1, 2])
+def test_encoding_every_image_once_changes_no_figure(monkeypatch: pytest.MonkeyPatch, shot: int) -> None:
     bank = sosn.open_bank("glyphs", "val", alphabets=10, characters=8, drawings=12)
     model = sosn.load("glyphs")
-    encoded: list[int] = []
+    encoded = count_encoded(model, monkeypatch)
+    once = evaluate(model, bank, way=3, shot=shot, query=4, episodes=20)
+    assert sum(encoded) <= len(bank)  # not 20 episodes × 15 or 18 images
+    monkeypatch.setattr(evaluation, "MEMORY", 0)
+    assert evaluate(model, bank, way=3, shot=shot, query=4, episodes=20) == once
+
+
+def test_of_single_shots_matrices_are_kept_and_not_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    bank = sosn.open_bank("glyphs", "val", alphabets=10, characters=5, drawings=4)
+    model = SoSN(channels=1, input_size=84)
+    expected = evaluate(model, bank, way=3, query=1, episodes=15)
+    encoded = count_encoded(model, monkeypatch)
+    monkeypatch.setattr(evaluation, "MEMORY", 4 * 64 * 64 * len(bank))  # maps have 64 × 361 entries
+    assert evaluate(model, bank, way=3, query=1, episodes=15) == expected
+    assert sum(encoded) <= len(bank)
+
+
+def count_encoded(model: Method, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many images are encoded, call by call, from now on."""
+    counts: list[int] = []
     encode = model.encode
 
     def counted(images: Tensor) -> Tensor | None:
-        encoded.append(len(images))
+        counts.append(len(images))
         return encode(images)
 
     monkeypatch.setattr(model, "encode", counted)
-    once = evaluate(model, bank, way=3, shot=2, query=4, episodes=20)
-    assert sum(encoded) <= len(bank)  # not 20 episodes × 18 images
-    monkeypatch.setattr(evaluation, "MEMORY", 0)
-    assert evaluate(model, bank, way=3, shot=2, query=4, episodes=20) == once
+    return counts
 
 
 def test_the_engine_answers_as_the_plain_layers_do() -> None:

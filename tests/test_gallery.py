@@ -40,6 +40,18 @@ def test_scoring_all_classes_gives_the_answers_of_the_classifier(bank: Bank, gal
     assert all(row[0].similarity >= row[1].similarity for row in found)
 
 
+def test_matches_are_ranked_before_scores_are_squashed_to_one(
+    bank: Bank, gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queries = [bank.class_images(name)[1] for name in bank.names[:3]]
+    expected = [[match.label for match in row] for row in gallery.search(queries, top=3, shortlist=None)]
+    known = gallery.method.compare_described
+    monkeypatch.setattr(gallery.method, "compare_described", lambda support, query: known(support, query) + 60)
+    found = gallery.search(queries, top=3, shortlist=None)
+    assert {match.similarity for row in found for match in row} == {1.0}
+    assert [[match.label for match in row] for row in found] == expected
+
+
 def test_the_shortlist_holds_the_right_class_and_answers_as_all_classes_do(bank: Bank, gallery: Gallery) -> None:
     names = bank.names[::3]
     queries = [bank.class_images(name)[1] for name in names]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -302,7 +303,7 @@ def test_a_pair_of_nan_comes_through_pooling_and_relu(draw: Callable[..., Tensor
     support, query = (draw(1, count, 1, depth, 8, 8).float().to(device()) for count in (2, 3))
     query[0, 1, 0, 0, 4, 4] = torch.nan
     with torch.no_grad(), torch.autocast(device(), torch.bfloat16, enabled=torch.cuda.is_available()):
-        ours = layers.run_pairs(block, support, query)
+        ours = layers.run_pairs(block, support, query).flatten(0, 2)
         with engine("plain"):
             expected = layers.run(block, stack_pairs(support, query).flatten(3, 4).flatten(0, 2))
     assert ours.isnan().equal(expected.isnan())
@@ -316,7 +317,7 @@ def test_no_images_and_no_pairs_give_nothing_and_leave_statistics_alone(way_to_r
     assert layers.run(block, torch.empty(0, inputs, 8, 8, device=place)).shape == (0, 5, 3, 3)
     for episodes, way, queries in ((0, 2, 3), (2, 0, 3), (2, 2, 0)):
         support, query = (torch.empty(episodes, count, 1, inputs // 2, 8, 8, device=place) for count in (way, queries))
-        assert layers.run_pairs(block, support, query).shape == (0, 5, 3, 3)
+        assert layers.run_pairs(block, support, query).shape == (episodes, queries, way, 5, 3, 3)
     assert [buffer.tolist() for buffer in block.buffers()][:2] == [[0] * 5, [1] * 5]
 
 
@@ -455,6 +456,31 @@ def test_evaluation_gives_the_same_scores_with_either_engine() -> None:
     with torch.random.fork_rng(), engine("plain"):
         once = model(episode, "batch")
     torch.testing.assert_close(model(episode, "batch"), once, rtol=1e-9, atol=1e-12)
+
+
+def test_pairs_in_parts_are_all_pairs_and_each_class_is_convolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    block = make_block(2).cpu().eval()
+    support, query = torch.randn(2, 3, 1, 1, 8, 8), torch.randn(2, 7, 1, 1, 8, 8)
+    convolved: list[int] = []
+    conv2d = torch.nn.functional.conv2d
+
+    def watched(maps: Tensor, *others: Any) -> Tensor:
+        convolved.append(len(maps))
+        return conv2d(maps, *others)
+
+    monkeypatch.setattr(torch.nn.functional, "conv2d", watched)
+    with torch.no_grad():
+        expected = layers.run_pairs(block, support, query)
+        assert convolved == [6, 14]
+        del convolved[:]
+        parts = layers.run_pairs(block, support, query, at_once=12)
+    torch.testing.assert_close(parts, expected)
+    assert convolved == [6, 4, 4, 4, 2]
+    whole = layers.run_pairs(block.train(), support, query, at_once=12)  # statistics are those of all pairs
+    with engine("plain"):
+        pairs = stack_pairs(support, query).flatten(3, 4).flatten(0, 2)
+        torch.testing.assert_close(whole.flatten(0, 2), layers.run(block, pairs), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.usefixtures("triton")

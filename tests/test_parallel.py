@@ -151,6 +151,28 @@ def test_a_checkpoint_of_two_processes_goes_on_with_one(tmp_path: Path) -> None:
     assert [row["step"] for row in rows if "val_accuracy" in row] == [4, 6]
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_two_machines_train_in_a_folder_that_both_see_and_refuse_others_before_training(tmp_path: Path, shared: bool) -> None:
+    where = environment()
+    machines = []
+    for number in range(2):
+        out = tmp_path / "run" if shared else tmp_path / f"machine{number}"
+        agent = ("torch.distributed.run", "--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "1")
+        address = ("--master-addr", where["MASTER_ADDR"], "--master-port", where["MASTER_PORT"])
+        words = ("train", "glyphs-5w1s", *TINY, *WORDS, "--out", str(out), "--devices", "1", "--nodes", "2")
+        command = [sys.executable, "-m", *agent, *address, "-m", "sosn", *words]
+        machines.append(subprocess.Popen(command, env=where, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    said = [machine.communicate(timeout=300)[1] for machine in machines]
+    if shared:
+        assert [machine.returncode for machine in machines] == [0, 0], said
+        assert (tmp_path / "run" / "result.json").exists()
+    else:
+        assert all(machine.returncode for machine in machines)
+        assert "1 of 2 processes do not see the run folder" in said[0]
+        assert "give --out on a file system that all machines share" in said[0]
+        assert not list(tmp_path.glob("*/metrics.jsonl"))
+
+
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_all_processes_with_one_sentence(tmp_path: Path, number: signal.Signals) -> None:
@@ -170,9 +192,39 @@ def test_an_interrupt_ends_all_processes_with_one_sentence(tmp_path: Path, numbe
         os.killpg(child.pid, 0)
 
 
-def test_a_numbered_device_cannot_be_several() -> None:
-    with pytest.raises(UsageError, match="device is 'cpu:0', which is one, and devices is 2: use device=cpu"):
-        make_fabric(tiny("device=cpu:0"), devices=2)
+def test_a_numbered_gpu_cannot_be_several_and_a_processor_has_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert make_fabric(tiny("device=cpu:0")).device == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UsageError, match="device is 'cuda:0', which is one, and devices is 2: use device=cuda"):
+        make_fabric(tiny("device=cuda:0"), devices=2)
+
+
+def test_machines_that_nobody_started_and_other_numbers_of_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WORLD_SIZE", "SLURM_NTASKS"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UsageError, match="nodes is 2: start the command on each machine with torchrun --nnodes 2"):
+        make_fabric(tiny(), nodes=2)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for devices, nodes in ((4, 1), (2, 2), (1, 1)):
+        wrong = f"2 processes were started together, and devices={devices} on nodes={nodes} are {devices * nodes}"
+        with pytest.raises(UsageError, match=wrong):
+            make_fabric(tiny(), devices, nodes)
+    make_fabric(tiny(), 2)
+
+
+def test_a_process_that_dies_is_told_in_a_sentence(tmp_path: Path) -> None:
+    words = ("train", "glyphs-5w1s", *TINY, *WORDS, "steps=100000", "--out", str(tmp_path / "run"), "--devices", "2")
+    command = [sys.executable, "-m", "sosn", *words]
+    with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True) as child:
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "run" / "checkpoint.safetensors").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        workers = subprocess.run(["pgrep", "-P", str(child.pid)], capture_output=True, text=True, check=False).stdout.split()
+        os.kill(int(workers[0]), signal.SIGKILL)
+        _, err = child.communicate(timeout=60)
+    assert child.returncode == 1
+    assert err.splitlines()[-1] == "error: another process of this run has ended: resume it to go on from the last checkpoint"
+    assert "Traceback" not in err
 
 
 def test_episodes_that_cannot_be_shared_and_devices_that_are_not_there_are_refused() -> None:

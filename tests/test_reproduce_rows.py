@@ -100,7 +100,7 @@ def _episodes(row: Row) -> int:
 def test_rows_that_are_compared_have_one_budget() -> None:
     assert {_episodes(row) for row in mini_imagenet.ROWS if row.group in ("one budget", "224×224")} == {60_000}
     assert {_episodes(row) for row in mini_imagenet.ROWS if row.group == "ablation"} == {20_000}
-    for way, wanted in ((5, 64_000), (20, 32_000)):
+    for way, wanted in ((5, 20_000), (20, 10_000)):
         own = [row for row in omniglot.ROWS if "partition" in row.group and row.resolve(0).episodes.way == way]
         assert {_episodes(row) for row in own} == {wanted}
         assert len(own) == 16
@@ -120,7 +120,7 @@ def test_rows_of_one_budget_differ_in_the_model_and_in_what_its_authors_ask_for_
 def test_ranked_is_not_trained_at_one_shot_where_it_is_the_average() -> None:
     for row in ROWS:
         recipe = row.resolve(0)
-        again = row.group != "best recipe" and recipe.model.options.get("relation") == "ranked"
+        again = not row.start and recipe.model.options.get("relation") == "ranked"
         assert not again or recipe.episodes.shot > 1
 
 
@@ -321,6 +321,10 @@ def test_the_ledger_takes_rows_as_they_are_planned_alone(tmp_path: Path, monkeyp
     assert not same_recipe(result.entries[0], row)
     del result.entries[0]["recipe"]["model"]["alpha"]  # an option that came later counts with its default
     assert same_recipe(result.entries[0], small)
+    result.entries[0]["recipe"]["model"]["no_more"] = 0  # one that is no more makes no difference if it was off
+    assert same_recipe(result.entries[0], small)
+    result.entries[0]["recipe"]["model"]["no_more"] = 1
+    assert not same_recipe(result.entries[0], small)
 
 
 def test_the_estimate_is_that_of_steps_and_of_scoring_at_a_third_of_their_cost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -503,22 +503,27 @@ def test_the_mean_image_of_training_in_all_turns_has_no_side() -> None:
     assert not torch.allclose(plain, plain.rot90(1, (-2, -1)))
 
 
-def test_validation_and_report_have_episodes_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validation_and_report_have_episodes_of_their_own_and_the_engine_of_the_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from sosn.training import loop
     from sosn.training import trainer as judging
 
     seeds: list[tuple[str, int]] = []
+    engines: set[bool] = set()
     for name, module in (("selection", judging), ("report", loop)):
         known = module.evaluate
 
         def watched(*sizes: object, name: str = name, known: Any = known, **others: object) -> Evaluation:
             seeds.append((name, int(str(sizes[6]))))
+            engines.add(enabled())
             result: Evaluation = known(*sizes, **others)
             return result
 
         monkeypatch.setattr(module, "evaluate", watched)
-    train(tiny("steps=2", "every=1", "val_seed=7", "report_seed=9"), tmp_path / "run")
+    train(tiny("steps=2", "every=1", "val_seed=7", "report_seed=9", "engine=plain"), tmp_path / "run")
     assert seeds == [("selection", 7), ("selection", 7), ("report", 9)]
+    assert engines == {False}
 
 
 def test_clipping_augmentation_and_engine_reach_the_step(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ def resolve_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise UsageError(f"device is {name!r}; choose auto, cpu or cuda")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(f"device is {name!r} and there are {torch.cuda.device_count()} GPUs here: use device=cpu")
-    return device
+        raise UsageError(f"device is {name!r} and there are {torch.cuda.device_count()} GPUs here: choose cpu")
+    return torch.device("cpu") if device.type == "cpu" else device  # there is one, whatever its number
 
 
 def machine(device: torch.device | None = None) -> str:

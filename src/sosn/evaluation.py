@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 BLOCK = 50  # episodes drawn from one key: the first 100 of 600 episodes are the first 100 of 100
 IMAGES = {"cpu": 64, "cuda": 1_024}  # encoded at once
-MEMORY = 4 * 2**30  # bytes that encoded images may take; where it is not enough, each episode encodes its own
+MEMORY = 4 * 2**30  # bytes that encoded images may take on a CPU
 TIES = 0.05  # a larger share of queries without a single best class is told
 PAIRS = {"cpu": 1_000, "cuda": 8_000}  # support–query pairs scored at once
 
@@ -148,18 +148,23 @@ def _judge(
     parts = []
     try:
         with torch.inference_mode():
-            known = encode_once(method, sampler.bank, support, queries) if statistics == "running" and enabled() else None
+            known, join = None, method.compare
+            if statistics == "running" and enabled():
+                if sampler.shot == 1:
+                    known, join = encode_once(method, sampler.bank, support, queries, single=True), method.compare_images
+                if known is None:
+                    known, join = encode_once(method, sampler.bank, support, queries), method.compare
             for first in range(0, episodes, at_once):
                 rows = slice(first, first + at_once)
                 labels = sampler.labels.expand(len(support[rows]), -1).to(method.device)
                 if known is None:
-                    scores = method(sampler.episode(support[rows], queries[rows]).to(method.device), statistics)
+                    logits = method.unsquashed(sampler.episode(support[rows], queries[rows]).to(method.device), statistics)
                 else:
-                    scores = method.score(full(method.compare(*known.look_up(support[rows], queries[rows]))))
-                if not torch.isfinite(scores).all():
+                    logits = full(join(*known.look_up(support[rows], queries[rows])))
+                if not torch.isfinite(logits).all():
                     raise SosnError("scores are not finite: the weights or the images hold NaN or infinite values")
-                highest, answers = scores.max(-1)
-                tied = (scores == highest.unsqueeze(-1)).sum(-1) > 1
+                highest, answers = logits.max(-1)
+                tied = (logits == highest.unsqueeze(-1)).sum(-1) > 1
                 parts.append(torch.stack(((answers == labels).double().mean(1), tied.double().mean(1)), 1))
                 if progress:
                     progress(min(first + at_once, episodes), episodes)
@@ -181,21 +186,30 @@ class Encoded:
         return [self.features[place.to(self.features.device)] for place in places]
 
 
-def encode_once(method: Method, data: Bank, *wanted: Tensor) -> Encoded | None:
-    """Encode every image of the episodes once; None if the method cannot, or if it would take too much memory."""
+def encode_once(method: Method, data: Bank, *wanted: Tensor, single: bool = False) -> Encoded | None:
+    """Encode every image of the episodes once; None if the method cannot, or if it would take too much memory.
+
+    single: what compare_images needs, where each class has one shot, in place of what compare needs.
+    """
+    encode = method.describe_images if single else method.encode
     rows = torch.cat([part.flatten() for part in wanted]).unique()
     at_once = IMAGES.get(method.device.type, 64)
-    first = method.encode(data.images[rows[:at_once].to(data.device)].to(method.device))
-    if first is None or first[0].nbytes * len(rows) > MEMORY:
+    first = encode(data.images[rows[:at_once].to(data.device)].to(method.device))
+    if first is None or first[0].nbytes * len(rows) > _memory(method.device):
         return None
     features = first.new_empty(len(rows), *first.shape[1:])
     features[:at_once] = first
     for start in range(at_once, len(rows), at_once):
         part = rows[start : start + at_once]
-        encoded = method.encode(data.images[part.to(data.device)].to(method.device))
+        encoded = encode(data.images[part.to(data.device)].to(method.device))
         assert encoded is not None
         features[start : start + at_once] = encoded
     return Encoded(rows, features)
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes that encoded images may take; where it is not enough, each episode encodes its own."""
+    return torch.cuda.get_device_properties(device).total_memory // 4 if device.type == "cuda" else MEMORY
 
 
 def draw_indices(sampler: EpisodeSampler, episodes: int, seed: int) -> tuple[Tensor, Tensor]:

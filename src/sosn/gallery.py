@@ -147,7 +147,8 @@ class Gallery:
         for query, row in zip(queries, rows, strict=True):
             support = self._described[row].to(self.method.device, self.method.dtype)
             logits = self.method.compare_described(support.unsqueeze(0), query[None, None])[0, 0]
-            scores, places = self.method.score(logits).cpu().topk(min(top, len(row)))
+            places = logits.topk(min(top, len(row))).indices.cpu()  # not of scores, which near 1 are the same to the bit
+            scores = self.method.score(logits).cpu()[places]
             found.append([Match(self.labels[int(row[p])], float(s)) for s, p in zip(scores, places, strict=True)])
         return found
 

@@ -1,5 +1,7 @@
 """Convolution blocks that run faster than their layers one by one, with the same parameters and the same values."""
 
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -34,17 +36,22 @@ def run(layers: nn.Sequential, maps: Tensor) -> Tensor:
     return maps
 
 
-def run_pairs(layers: nn.Sequential, support: Tensor, query: Tensor) -> Tensor:
+def run_pairs(layers: nn.Sequential, support: Tensor, query: Tensor, at_once: int = sys.maxsize) -> Tensor:
     """What layers gives for [support ; query] of every pair, where layers begins with a block that pools.
 
-    support (E, L, P, S, K, K) and query (E, Q, P, S, K, K) are stacked for each of P permutations; result (E·Q·L, C, h, w).
+    support (E, L, P, S, K, K) and query (E, Q, P, S, K, K) are stacked for each of P permutations; result (E, Q, L, C, h, w).
+    With running statistics, where a pair is its own, about so many pairs are held at once.
     """
     first, *others = _blocks(layers)
+    queries = query.shape[1] if first.norm.training else max(1, at_once // max(1, support.shape[0] * support.shape[1]))
+    parts = []
     with torch.cuda.device_of(query):
-        maps = first.run_pairs(support, query).flatten(0, 2)
-        for one in others:
-            maps = one.run(maps)
-    return maps
+        for joined in first.run_pairs(support, query, queries):
+            maps = joined.flatten(0, 2)
+            for one in others:
+                maps = one.run(maps)
+            parts.append(maps.unflatten(0, joined.shape[:3]))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
 def _channels_last(maps: Tensor) -> Tensor:
@@ -100,24 +107,28 @@ class _Block:
         after = (norm.eps, self.pool, self.relu, self.running)
         return norm_pool_batch(maps, norm.weight, norm.bias, convolution.bias, *after)[0]
 
-    def run_pairs(self, support: Tensor, query: Tensor) -> Tensor:
-        """The block of every pair, (E, L, P, S, K, K), (E, Q, P, S, K, K) → (E, Q, L, C, h, w)."""
+    def run_pairs(self, support: Tensor, query: Tensor, queries: int) -> Iterator[Tensor]:
+        """The block of every pair, (E, L, P, S, K, K), (E, Q, P, S, K, K) → (E, Q, L, C, h, w), so many queries at a time."""
         convolution, norm, way = self.convolution, self.norm, support.shape[1]
         if not support.numel() or not query.numel():  # no pair, so no statistics either
             pairs = stack_pairs(support, query).flatten(3, 4)
-            nothing: Tensor = self.run(pairs.flatten(0, 2)).unflatten(0, pairs.shape[:3])
-            return nothing
+            yield self.run(pairs.flatten(0, 2)).unflatten(0, pairs.shape[:3])
+            return
         maps = query.flatten(2, 3).flatten(0, 1)
         if on_triton(query) and norm.training and serves(maps, convolution.weight, SIDE_CHANNELS, way):
             parameters = (convolution.weight, convolution.bias, norm.weight, norm.bias)
-            return first_pairs(support, query, *parameters, norm.eps, self.running)[0]
+            yield first_pairs(support, query, *parameters, norm.eps, self.running)[0]
+            return
         weight = convolution.weight.unflatten(1, (support.shape[2], 2, support.shape[3]))
-        sides = []
-        for number, side in enumerate((support, query)):  # the convolution is linear: once an image, not once a pair
+
+        def convolve(side: Tensor, number: int) -> Tensor:  # it is linear: once an image, not once a pair
             one = _channels_last(weight[:, :, number].flatten(1, 2))
-            maps = F.conv2d(_channels_last(side.flatten(2, 3).flatten(0, 1)), one)
-            sides.append(maps.unflatten(0, side.shape[:2]))
-        return self._join(*sides)
+            convolved: Tensor = F.conv2d(_channels_last(side.flatten(2, 3).flatten(0, 1)), one).unflatten(0, side.shape[:2])
+            return convolved
+
+        classes = convolve(support, 0)
+        for part in query.split(queries, 1):
+            yield self._join(classes, convolve(part, 1))
 
     def _join(self, support: Tensor, query: Tensor) -> Tensor:
         """All that follows the convolution, of a_s + b_q for every pair: (E, Q, L, C, h, w)."""

@@ -130,9 +130,9 @@ class Recipe:
             (self.validation, "report_episodes", 2),
         ):  # fmt: skip
             if not least <= getattr(section, name) < math.inf:
-                raise UsageError(f"{name} is {getattr(section, name)}; it must be {least} or more")
+                raise UsageError(f"{name} is {getattr(section, name)}; it must be a number of {least} or more")
         if not 0 < self.training.learning_rate < math.inf:
-            raise UsageError(f"learning_rate is {self.training.learning_rate}; it must be above 0")
+            raise UsageError(f"learning_rate is {self.training.learning_rate}; it must be a number above 0")
         if not 0 < self.training.decay_factor <= 1:
             raise UsageError(f"decay_factor is {self.training.decay_factor}; it must lie between 0 and 1")
         if not 0 <= self.training.average < 1:
@@ -199,14 +199,14 @@ def from_table(table: Mapping[str, Any], where: str) -> Recipe:
 
 def _section(name: str, values: Mapping[str, Any]) -> Any:
     section_class = _SECTIONS[name]
-    own, options = _known_keys(name, values)
+    own, options = known_keys(name, values)
     checked = check_options(values, own | options, f"[{name}]")
     extra = {key: value for key, value in checked.items() if key in options}
     plain = {key: value for key, value in checked.items() if key in own}
     return section_class(**plain, options=extra) if name in ("data", "model") else section_class(**plain)
 
 
-def _known_keys(name: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def known_keys(name: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Keys of a section: its own, and those of the dataset or method it names."""
     own = annotations(_SECTIONS[name], without=("options",))
     if name == "data":
@@ -218,7 +218,7 @@ def _known_keys(name: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], d
 
 def data_keys(recipe: Recipe) -> dict[str, Any]:
     """Keys of a recipe's [data], those of its dataset included, and their types."""
-    own, options = _known_keys("data", {"name": recipe.data.name})
+    own, options = known_keys("data", {"name": recipe.data.name})
     return own | options
 
 
@@ -286,7 +286,7 @@ def _own_keys(section: str, table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _locate(key: str, table: Mapping[str, Any]) -> tuple[str, str]:
-    known = {name: set().union(*_known_keys(name, table[name])) for name in _SECTIONS}
+    known = {name: set().union(*known_keys(name, table[name])) for name in _SECTIONS}
     section, dot, name = key.rpartition(".")
     if dot:
         if section in known and name in known[section]:

@@ -1,5 +1,6 @@
 """The similarity network s(ψ): how alike a class and a query are (Fig. 2)."""
 
+import sys
 from typing import cast
 
 import torch
@@ -36,10 +37,13 @@ class SimilarityNet(nn.Module):
     def forward(self, descriptors: Tensor) -> Tensor:
         return self._finish(run(self.blocks, descriptors))
 
-    def pairs(self, support: Tensor, query: Tensor) -> Tensor:
-        """Logits (E, Q, L) of every pair of support (E, L, P, S, K, K) and query (E, Q, P, S, K, K), stacked."""
-        logits = self._finish(run_pairs(self.blocks, support, query))
-        return logits.view(len(support), query.shape[1], support.shape[1])
+    def pairs(self, support: Tensor, query: Tensor, at_once: int = sys.maxsize) -> Tensor:
+        """Logits (E, Q, L) of every pair of support (E, L, P, S, K, K) and query (E, Q, P, S, K, K), stacked.
+
+        With running statistics, about so many pairs are held at once.
+        """
+        maps = run_pairs(self.blocks, support, query, at_once)
+        return self._finish(maps.flatten(0, 2)).view(maps.shape[:3])
 
     def _finish(self, maps: Tensor) -> Tensor:
         return cast(Tensor, self.head(maps)).squeeze(-1)
@@ -64,9 +68,9 @@ class SimilarityStreams(nn.Module):
         logits = [net(part) for net, part in zip(self.nets, descriptors.unbind(1), strict=True)]
         return torch.stack(logits).mean(0)
 
-    def pairs(self, support: Tensor, query: Tensor) -> Tensor:
-        """Logits (E, Q, L) of every pair of support (E, L, P, S, K, K) and query (E, Q, P, S, K, K), stacked."""
+    def pairs(self, support: Tensor, query: Tensor, at_once: int = sys.maxsize) -> Tensor:
+        """Logits (E, Q, L) of every pair, as SimilarityNet.pairs gives them."""
         if len(self.nets) == 1:
-            return cast(SimilarityNet, self.nets[0]).pairs(support, query)
+            return cast(SimilarityNet, self.nets[0]).pairs(support, query, at_once)
         parts = zip(self.nets, support.split(1, 2), query.split(1, 2), strict=True)
-        return torch.stack([cast(SimilarityNet, net).pairs(left, right) for net, left, right in parts]).mean(0)
+        return torch.stack([cast(SimilarityNet, net).pairs(left, right, at_once) for net, left, right in parts]).mean(0)

@@ -1,19 +1,28 @@
 """Ways to take one training step, or to judge one episode, on the same images."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sosn.data import Bank
 from sosn.encoder import Conv4
 from sosn.episode import Episode
+from sosn.errors import MissingSplitError, SosnWarning
+from sosn.evaluation import Evaluation, evaluate
 from sosn.kernel import Engine, engine
 from sosn.method import SoSN
+from sosn.recipe import Recipe, load_recipe, override
 from sosn.training.capture import CapturedStep
+from sosn.training.progress import Silent
+from sosn.training.run import Run
+from sosn.training.trainer import Trainer
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,14 @@ class Shape:
         )
         labels = torch.arange(self.way, device=device).repeat_interleave(self.query).repeat(episodes, 1)
         return Episode(support, query, labels)
+
+    def bank(self, classes: int, images: int, device: torch.device) -> Bank:
+        """Noise in the shape of so many images of each of so many classes."""
+        draw = torch.Generator(device).manual_seed(0)
+        sizes = (classes * images, self.channels, self.size, self.size)
+        pixels = torch.randint(0, 256, sizes, device=device, dtype=torch.uint8, generator=draw)
+        labels = torch.arange(classes, device=device).repeat_interleave(images)
+        return Bank(pixels, labels, tuple(f"class {number}" for number in range(classes)))
 
     def model(self, device: torch.device) -> SoSN:
         flat = [0.5] * self.channels
@@ -78,6 +95,20 @@ def training_step(shape: Shape, episodes: int, device: torch.device, bf16: bool,
             return learn(episode)
 
     return run
+
+
+def whole_step(shape: Shape, episodes: int, device: torch.device, bf16: bool) -> Step:
+    """A step as `sosn train` takes it: images drawn from a bank and augmented, the learning rate set, weights averaged."""
+    words = f"way={shape.way} shot={shape.shot} query={shape.query} episodes_per_step={episodes} device={device} steps=1000000"
+    more = f"precision={'bf16' if bf16 else 'fp32'} permutations={shape.permutations} flip=true translate=0.1 jitter=0.3"
+    recipe = override(load_recipe("glyphs-5w1s"), [*words.split(), *more.split()])
+
+    def opened(recipe: Recipe, split: str, say: Callable[[str], None]) -> Bank:
+        if split != "train":
+            raise MissingSplitError("noise has no other split")
+        return shape.bank(64, 2 * (shape.shot + shape.query), device)
+
+    return Trainer(recipe, Run(Path()), Silent(), opened=opened).advance
 
 
 def loop_step(shape: Shape, device: torch.device) -> Step:
@@ -151,6 +182,20 @@ def judging(shape: Shape, device: torch.device, name: Engine, encoded: bool) -> 
     with torch.inference_mode():
         support = model.encode(episode.support.flatten(0, 2)).unflatten(0, episode.support.shape[:3])
         maps = (support, model.encode(episode.query.flatten(0, 1)).unsqueeze(0))
+    return run
+
+
+def whole_evaluation(shape: Shape, device: torch.device, name: Engine, episodes: int) -> Step:
+    """So many episodes as `sosn evaluate` judges them, of a bank in which each image is in five of them on average."""
+    model, classes = shape.model(device), 4 * shape.way
+    images = max(shape.shot + shape.query, episodes * shape.way * (shape.shot + shape.query) // (5 * classes))
+    bank = shape.bank(classes, images, device)
+
+    def run() -> Evaluation:
+        with engine(name), warnings.catch_warnings():
+            warnings.simplefilter("ignore", SosnWarning)  # of a model that nobody trained
+            return evaluate(model, bank, shape.way, shape.shot, shape.query, episodes)
+
     return run
 
 

@@ -22,6 +22,8 @@ from sosn.bench.contenders import (
     judging,
     loop_step,
     training_step,
+    whole_evaluation,
+    whole_step,
 )
 from sosn.device import machine, resolve_device
 from sosn.kernel import engine
@@ -36,9 +38,10 @@ GROWTH = {
     "permutations": [Shape(5, 1, 5, 84, permutations=count) for count in (1, 3, 5, 10)],
 }
 EPISODES = {"cuda": 8, "cpu": 1}  # in a step of the vectorised contenders
+EVALUATED = {"cuda": 200, "cpu": 20}  # episodes of a whole evaluation
 LONG, SHORT = 20.0, 1.0  # seconds of a call: longer ones are made once, others in three turns, two a turn if shorter
-SHARE = 0.6  # of the memory that a contender may need by estimate; others are left out
-MANY = 32  # episodes in a step of the engine where a GPU has the memory for it
+SHARE = 0.75  # of the memory that a contender may need by estimate; others are left out
+MANY = 32  # episodes in a step of the engine on a GPU, where pairs are few
 
 
 def run_bench(device: str = "auto", quick: bool = False, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
@@ -67,7 +70,8 @@ def run_bench(device: str = "auto", quick: bool = False, say: Callable[[str], No
             document["evaluation"].append(_evaluation(shape, place, quick))
         for name, row in GROWTH.items():
             say(f"growth with {name}")
-            document["growth"][name] = [_growth(shape, place, quick) for shape in (row[:1] if quick else row)]
+            fitting = [shape for shape in (row[:1] if quick else row) if _fits(shape, 1, place, place.type == "cuda", "engine")]
+            document["growth"][name] = [_growth(shape, place, quick) for shape in fitting]
     finally:
         torch.backends.cudnn.benchmark = before
     return document
@@ -81,10 +85,10 @@ def _training(shape: Shape, device: torch.device, peak: float, quick: bool) -> d
         "vectorised": (episodes, partial(training_step, shape, episodes, device, bf16, "plain")),
         "engine": (episodes, partial(training_step, shape, episodes, device, bf16, "auto")),
     }
-    need = {"loop": _memory(shape), "vectorised": episodes * _memory(shape) / (1 + bf16)}  # the engine keeps pooled maps
-    makers = {name: maker for name, maker in makers.items() if need.get(name, 0.0) <= SHARE * _available(device)}
+    makers["engine, in sosn train"] = (episodes, partial(whole_step, shape, episodes, device, bf16))
     if device.type == "cuda" and shape.pairs <= 1_000:
         makers["engine, many episodes"] = (MANY, partial(training_step, shape, MANY, device, bf16, "auto"))
+    makers = {name: maker for name, maker in makers.items() if _fits(shape, maker[0], device, bf16, name)}
     if has_easyfsl():
         makers["easyfsl"] = (1, partial(easyfsl_step, shape, device))
     seconds, memory = _take_turns({name: maker for name, (_, maker) in makers.items()}, device, quick)
@@ -92,7 +96,11 @@ def _training(shape: Shape, device: torch.device, peak: float, quick: bool) -> d
     work = _work(shape, device)
     return {
         "shape": str(shape),
-        "ratios": {f"engine / {name}": rates["engine"] / rate for name, rate in rates.items() if not name.startswith("engine")},
+        "ratios": {
+            f"engine / {name}": rates["engine"] / rate
+            for name, rate in rates.items()
+            if "engine" in rates and not name.startswith("engine")
+        },
         "episodes_per_second": rates,
         "pairs_per_second": {name: rate * shape.pairs for name, rate in rates.items()},
         "episodes_per_step": {name: count for name, (count, _) in makers.items()},
@@ -103,15 +111,27 @@ def _training(shape: Shape, device: torch.device, peak: float, quick: bool) -> d
 
 
 def _evaluation(shape: Shape, device: torch.device, quick: bool) -> dict[str, Any]:
-    """Seconds an episode, with encoding and from feature maps that are known."""
+    """Seconds an episode: with encoding and from feature maps that are known, one at a time, and in a whole evaluation."""
     makers: dict[str, Callable[[], Step]] = {}
+    episodes = 2 if quick else EVALUATED[device.type]
     for known, label in ((False, "with encoding"), (True, "features known")):
         makers[f"plain, {label}"] = partial(judging, shape, device, "plain", known)
         makers[f"engine, {label}"] = partial(judging, shape, device, "auto", known)
         if has_easyfsl():
             makers[f"easyfsl, {label}"] = partial(easyfsl_judging, shape, device, known)
-    seconds, _ = _take_turns(makers, device, quick)
-    return {"shape": str(shape), "seconds_per_episode": seconds}
+    whole: dict[str, Callable[[], Step]] = {
+        "plain, whole evaluation": partial(whole_evaluation, shape, device, "plain", episodes),
+        "engine, whole evaluation": partial(whole_evaluation, shape, device, "auto", episodes),
+    }
+    seconds, _ = _take_turns(makers | whole, device, quick)
+    seconds |= {name: seconds[name] / episodes for name in whole}
+    return {"shape": str(shape), "ratios": evaluation_ratios(seconds), "seconds_per_episode": seconds, "episodes": episodes}
+
+
+def evaluation_ratios(seconds: Mapping[str, float]) -> dict[str, float]:
+    """How many times longer than the engine each other contender took for the same work, which its name ends with."""
+    others = [name for name in seconds if not name.startswith("engine")]
+    return {name: seconds[name] / seconds[f"engine, {name.partition(', ')[2]}"] for name in others}
 
 
 def _growth(shape: Shape, device: torch.device, quick: bool) -> dict[str, Any]:
@@ -157,6 +177,12 @@ def _take_turns(
     return {name: statistics.median(times) for name, times in turns.items()}, memory
 
 
+def _fits(shape: Shape, episodes: int, device: torch.device, bf16: bool, name: str) -> bool:
+    """Whether a contender has memory for its step, by estimate."""
+    need = episodes * _memory(shape) / (1 + (bf16 and name != "loop"))
+    return need / (3 if name.startswith("engine") else 1) <= SHARE * _available(device)  # the engine keeps pooled maps
+
+
 def _memory(shape: Shape) -> float:
     """Bytes, by estimate, that the maps of an episode's pairs take in training with layers one by one, in single precision."""
     return 5 * 4 * 64 * 62**2 * shape.pairs
@@ -187,7 +213,8 @@ def _work(shape: Shape, device: torch.device) -> float:
 def _peak(device: torch.device, quick: bool) -> float:
     """Operations a second of a large matrix product here, in the precision that training uses."""
     size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (2048, torch.float32)
-    matrix = torch.randn(size if not quick else 256, size if not quick else 256, device=device, dtype=dtype)
+    size = size // 4 if quick else size
+    matrix = torch.randn(size, size, device=device, dtype=dtype)
 
     def product() -> torch.Tensor:
         return matrix @ matrix

@@ -1,12 +1,13 @@
 """The command line. Nothing heavy is imported here: `sosn --help` answers at once."""
 
 import os
+import re
 import signal
 import sys
 import warnings
 from typing import NoReturn
 
-from sosn.errors import SosnError, SosnWarning, UsageError
+from sosn.errors import DataError, SosnError, SosnWarning, UsageError
 
 INTERRUPTED = 130  # what shells expect after Ctrl-C
 
@@ -24,28 +25,42 @@ def main() -> None:
     with warnings.catch_warnings():
         plain = warnings.showwarning
         warnings.showwarning = lambda message, kind, *rest: (
-            print(f"note: {message}", file=sys.stderr) if issubclass(kind, SosnWarning) else plain(message, kind, *rest)
+            _say(f"note: {message}") if issubclass(kind, SosnWarning) else plain(message, kind, *rest)
         )
         try:
             app()
+        except (UsageError, DataError) as error:  # of several processes all find it
+            _say(f"error: {error}")
+            _end(2 if isinstance(error, UsageError) else 1)
         except SosnError as error:
-            _end(f"error: {error}", 2 if isinstance(error, UsageError) else 1)
+            _end(1, f"error: {error}")
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not re.search("out of memory|allocate memory", str(error)):
+                raise
+            _end(1, "error: there is not enough memory: lower episodes_per_step, way, shot, query or the size of the images")
         except OSError as error:  # a disk, folder or file that does not do what it should
-            _end(f"error: {error}", 1)
+            _end(1, f"error: {error}")
         except SystemExit as end:
             if isinstance(end.__context__, KeyboardInterrupt) or end.code == INTERRUPTED:
-                _end("stopped", INTERRUPTED)
+                _end(INTERRUPTED, "stopped")
             try:
                 sys.stdout.flush()  # so that a full disk is noticed here
             except OSError as error:
-                _end(f"error: cannot write to standard output ({error.strerror})", 1)
+                _end(1, f"error: cannot write to standard output ({error.strerror})")
             raise
         finally:
             signal.signal(signal.SIGTERM, before)
 
 
-def _end(sentence: str, code: int) -> NoReturn:
-    print(sentence, file=sys.stderr)
+def _say(sentence: str) -> None:
+    """Tell the user; of several processes on a machine the first does."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(sentence, file=sys.stderr)
+
+
+def _end(code: int, sentence: str = "") -> NoReturn:
+    if sentence:
+        print(sentence, file=sys.stderr)
     try:
         sys.stdout.flush()
     except OSError:  # said already: without this it would be said once more at exit

@@ -12,6 +12,7 @@ from sosn.cli.data import app as data_app
 from sosn.cli.importing import app as import_app
 from sosn.cli.photos import classify, export, tune
 from sosn.cli.reproduce import reproduce
+from sosn.errors import UsageError
 
 app = typer.Typer(
     name="sosn",
@@ -201,7 +202,7 @@ def recipes(name: Annotated[str | None, typer.Argument(help="Print this recipe."
 @app.command()
 def bench(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    quick: Annotated[bool, typer.Option("--quick", help="One tiny shape, to see that it works.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A few small shapes once, to see that it works.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for bench.json and bench.png.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -209,12 +210,16 @@ def bench(
     from sosn.bench import run_bench
     from sosn.cli.show import console, show_bench
 
+    if out is not None:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:  # before minutes are spent
+            raise UsageError(f"cannot make the folder {str(out)!r} ({error.strerror}): choose another --out") from error
     document = run_bench(device, quick, lambda sentence: console.print(sentence))
     if out is not None:
         from sosn.files import write_atomically
         from sosn.report.bench import save_bench_figure
 
-        out.mkdir(parents=True, exist_ok=True)
         write_atomically(out / "bench.json", (json.dumps(document, indent=2) + "\n").encode())
         save_bench_figure(document, out / "bench.png")
     if as_json:

@@ -261,8 +261,10 @@ def show_demo(result: "DemoResult") -> None:
 
 
 def show_bench(document: dict[str, Any]) -> None:
+    from sosn.bench import evaluation_ratios
+
     out = Console(highlight=False)
-    out.print(f"{document['machine']}; {document['peak_tflops']:.1f} TFLOP/s in a large matrix product", soft_wrap=True)
+    out.print(f"{document['machine']}; {document['peak_tflops']:.3g} TFLOP/s in a large matrix product", soft_wrap=True)
     heads = ("episode", "contender", "engine is\nfaster by", "episodes\na second", "pairs\na second", "of the\nfloor", "GiB")
     table = new_table("Training", *heads)
     table.box, table.pad_edge = box.SIMPLE_HEAD, False  # seven columns in a narrow terminal
@@ -276,10 +278,12 @@ def show_bench(document: dict[str, Any]) -> None:
                 f"{memory:.2f}" if memory else "",
             )  # fmt: skip
     out.print(table)
-    table = new_table("Evaluation", "episode", "contender", "ms an episode")
+    table = new_table("Evaluation", "episode", "contender", "engine is faster by", "ms an episode")
     for row in document["evaluation"]:
+        ratios = evaluation_ratios(row["seconds_per_episode"])
         for name, seconds in row["seconds_per_episode"].items():
-            table.add_row(row["shape"], name, f"{1e3 * seconds:.1f}")
+            ratio = ratios.get(name)
+            table.add_row(row["shape"], name, f"{ratio:.2f}×" if ratio else "", f"{1e3 * seconds:.1f}")
     out.print(table)
     for name, rows in document["growth"].items():
         cells = ", ".join(f"{row['shape']}: {row['ms_per_episode']:.1f} ms" for row in rows)

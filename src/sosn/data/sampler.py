@@ -142,7 +142,7 @@ class EpisodeSampler:
                     f"too few for {self.shot}-shot with {self.query} queries: {way_out}, or drop the class"
                 )
             sure[number] = torch.tensor(members[: self.shot])
-        self._groups, self._sure = table, sure
+        self._groups, self._sure = table.to(bank.device), sure.to(bank.device)  # drawing waits for no copy
 
 
 def alphabet_of(name: str) -> str:

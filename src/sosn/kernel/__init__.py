@@ -7,7 +7,8 @@ functions here give what those layers give, with less of it:
     pair_pool   the same of a_s + b_q for every pair of a class and a query, from the maps of each side alone
     first_block the same together with the convolution before it, of maps or of pairs, where it has few input channels
 
-They are chosen by themselves: Triton on a GPU, plain PyTorch with the same algebra on the CPU. engine("plain") turns them off.
+They are chosen by themselves: all three in Triton on a GPU; on the CPU pair_pool, in plain PyTorch with the same algebra, and
+the layers themselves for the rest. engine("plain") turns them off.
 """
 
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ _chosen: ContextVar[str] = ContextVar("engine", default="auto")
 
 @contextmanager
 def engine(name: Engine) -> Iterator[None]:
-    """Choose how networks run inside: "auto" takes the fastest way, "plain" the layers one by one.
+    """Choose how networks run inside: "auto" takes the kernels, "plain" the layers one by one.
 
     "triton" takes the Triton kernels wherever the tensors are; on the CPU that needs TRITON_INTERPRET=1, for tests.
     """

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, Literal, cast, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -52,6 +52,14 @@ class Method(nn.Module, ABC):
             f"method {self.name!r} needs episodes as a whole, so it compares no encoded images: call it with an Episode"
         )
 
+    def describe_images(self, images: Tensor) -> Tensor | None:
+        """What compare_images needs to know of each image (B, …), less than encode gives; None where there is no such thing."""
+        return None
+
+    def compare_images(self, support: Tensor, query: Tensor) -> Tensor:
+        """Logits E×Q×L from what describe_images gave, (E, L, 1, …) and (E, Q, …): classes have one shot."""
+        raise NotImplementedError(f"method {self.name!r} describes no single images: use encode and compare")
+
     def score(self, logits: Tensor) -> Tensor:
         """Similarities between 0 and 1."""
         return torch.sigmoid(logits)
@@ -63,14 +71,18 @@ class Method(nn.Module, ABC):
         episode is normalised by its own support images, query images and pairs, one episode after the other; nothing is
         remembered of them.
         """
+        return self.score(self.unsquashed(episode, statistics))
+
+    def unsquashed(self, episode: Episode, statistics: Statistics = "running") -> Tensor:
+        """What forward squashes to scores, E×Q×L. Answers are the highest of it: scores near 1 are the same to the bit."""
         check_episode(episode, f"method {self.name!r}")
         if statistics == "running":
-            return self.score(full(self.logits(episode)))
+            return full(self.logits(episode))
         if statistics != "batch":
             raise UsageError(f"statistics is {statistics!r}; choose running or batch")
         with batch_statistics(self):
             parts = [self.logits(episode.one(index), separately=True) for index in range(len(episode))]
-        return self.score(full(torch.cat(parts)))
+        return full(torch.cat(parts))
 
     def predict(self, episode: Episode, statistics: Statistics = "running") -> Tensor:
         """The class of each query, E×Q numbers in 0…L−1, in evaluation mode. Refuses a learnt method without training."""
@@ -79,7 +91,7 @@ class Method(nn.Module, ABC):
         self.eval()
         try:
             with torch.no_grad():
-                return cast(Tensor, self(episode, statistics)).argmax(-1)
+                return self.unsquashed(episode, statistics).argmax(-1)
         finally:
             for module, training in modes.items():
                 module.training = training

@@ -179,6 +179,13 @@ class SoSN(Method):
             return self.compare_described(self.describe(support), self._permute(self.relation.describe_query(query)))
         return self._score(self._permute(self.relation.describe_pairs(support, query)))
 
+    def describe_images(self, images: Tensor) -> Tensor | None:
+        """Matrices (B, S, K, K) of images, before they are permuted; None of a joint relation, which has none of one image."""
+        return self.relation.describe_query(self.encode(images)) if self.relation.stacked else None
+
+    def compare_images(self, support: Tensor, query: Tensor) -> Tensor:
+        return self.compare_described(self._permute(support.squeeze(2)), self._permute(query))
+
     def describe(self, shots: Tensor) -> Tensor:
         """What a stacked relation remembers of classes: maps (…, Z, K, N) of their shots → (…, P, S, K, K)."""
         return self._permute(self.relation.describe_support(shots))
@@ -186,9 +193,7 @@ class SoSN(Method):
     def compare_described(self, support: Tensor, query: Tensor) -> Tensor:
         """What describe gave of classes (E, L, …) and of queries (E, Q, …), a query being one shot → logits (E, Q, L)."""
         if enabled():
-            queries = max(1, self._pairs_at_once(query) // (support.shape[0] * support.shape[1]))
-            parts = query.split(min(queries, query.shape[1]), 1)
-            logits = torch.cat([self.similarity.pairs(support, part) for part in parts], 1)
+            logits = self.similarity.pairs(support, query, self._pairs_at_once(query))
         else:
             logits = self._score(stack_pairs(support, query))
         return logits + self.nearness(support, query) if self.cosine else logits

@@ -144,7 +144,7 @@ def _random(name: str, seed: int, first: int) -> torch.Generator:
 
 
 def _scores(method: SoSN, support: Tensor, maps: Tensor) -> Tensor:
-    return method.score(method.compare(support, maps.unflatten(0, (len(support), -1)))).double()
+    return method.score(method.compare(support, maps.unflatten(0, (len(support), -1))).double())
 
 
 def moved(maps: Tensor, other: Tensor, describe: Callable[[Tensor], Tensor], episodes: int) -> tuple[Tensor, Tensor]:

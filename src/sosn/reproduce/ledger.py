@@ -11,7 +11,7 @@ from sosn.errors import UsageError
 from sosn.evaluation import Evaluation
 from sosn.files import write_atomically
 from sosn.method.base import Method
-from sosn.recipe import Recipe, from_table, without_place
+from sosn.recipe import Recipe, from_table, known_keys, without_place
 from sosn.reproduce.row import Measure, Row
 from sosn.training.run import Run
 
@@ -69,10 +69,19 @@ def ledger_file(folder: Path, entry: Entry) -> Path:
 
 
 def same_recipe(entry: Entry, row: Row) -> bool:
-    """Whether an entry was trained with the row's recipe as it is now; options that came later count with their defaults."""
+    """Whether an entry was trained with the row's recipe as it is now.
+
+    Options that came later count with their defaults, and one that is no more makes no difference where it was off.
+    """
+    table = {
+        name: {key: value for key, value in section.items() if value or key in set().union(*known_keys(name, section))}
+        if isinstance(section, dict)
+        else section
+        for name, section in entry["recipe"].items()
+    }
     try:
-        return without_place(from_table(entry["recipe"], "the entry")) == without_place(row.resolve(entry["seed"]))
-    except UsageError:  # an option that is no more
+        return without_place(from_table(table, "the entry")) == without_place(row.resolve(entry["seed"]))
+    except UsageError:  # an option that is no more, and was on
         return False
 
 

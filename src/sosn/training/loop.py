@@ -13,14 +13,16 @@ from lightning_fabric import Fabric
 from torch import Tensor
 
 from sosn.data import Bank
+from sosn.errors import TrainingError, UsageError
 from sosn.evaluation import Evaluation, evaluate
 from sosn.files import write_atomically
+from sosn.kernel import engine
 from sosn.memory import keep_freed_memory
 from sosn.method import Method
 from sosn.recipe import Recipe, as_recipe
 from sosn.storage import load_method
 from sosn.training.progress import Progress, Silent
-from sosn.training.run import Run
+from sosn.training.run import Run, read_json
 from sosn.training.schedule import learning_rate
 from sosn.training.setup import ending_workers, make_fabric
 from sosn.training.trainer import Trainer
@@ -61,7 +63,13 @@ def train(
     run.check_same(recipe) if resume else run.check_new()  # before other processes are started, which would say so too
     with ending_workers(fabric):
         fabric.launch()
-        return _train(recipe, Path(out), resume, progress or Silent(), fabric)
+        try:
+            return _train(recipe, Path(out), resume, progress or Silent(), fabric)
+        except RuntimeError as error:
+            if fabric.world_size > 1 and ("gloo" in str(error) or isinstance(error, torch.distributed.DistError)):
+                saved = "resume it to go on from the last checkpoint" if run.checkpoint.exists() else "nothing was saved yet"
+                raise TrainingError(f"another process of this run has ended: {saved}") from error
+            raise
 
 
 def _train(recipe: Recipe, out: Path, resume: bool, progress: Progress, fabric: Fabric) -> TrainingResult:
@@ -77,6 +85,7 @@ def _train(recipe: Recipe, out: Path, resume: bool, progress: Progress, fabric: 
         elif run.writes:
             run.check_new()  # again: another process may have come first
             run.create(recipe, trainer.contents, start)
+        _check_shared(run, fabric)
         if resume and run.checkpoint.exists():
             trainer.load()
         done = trainer.step == recipe.training.steps and run.result.exists()
@@ -85,14 +94,28 @@ def _train(recipe: Recipe, out: Path, resume: bool, progress: Progress, fabric: 
         fabric.barrier()  # the first process has written the weights
         method, _ = load_method(run.weights)
         method.to(fabric.device)
-        result = None if trainer.val_bank is None else report(recipe, method, trainer.val_bank, progress.evaluating, fabric)
+        with engine(recipe.training.engine):
+            result = None if trainer.val_bank is None else report(recipe, method, trainer.val_bank, progress.evaluating, fabric)
         if done or not fabric.is_global_zero:
-            seconds = json.loads(run.result.read_text())["seconds"] if done else trainer.seconds
+            seconds = read_json(run.result)["seconds"] if done else trainer.seconds
             return TrainingResult(run.folder, method, result, seconds, fabric.global_rank)
         figures = result.to_json() if result else {}
         summary = {"split": "val" if result else None, "seconds": round(trainer.seconds, 1), "step": trainer.step} | figures
         write_atomically(run.result, (json.dumps(summary, indent=2) + "\n").encode())
         return TrainingResult(run.folder, method, result, trainer.seconds)
+
+
+def _check_shared(run: Run, fabric: Fabric) -> None:
+    """Refuse a run folder that not all processes see: the first one writes what all read."""
+    if fabric.world_size == 1:
+        return
+    fabric.barrier()  # the first process has made it
+    seen = cast(Tensor, fabric.all_reduce(torch.tensor(float(run.exists), device=fabric.device), reduce_op="sum"))
+    if int(seen) < fabric.world_size:
+        raise UsageError(
+            f"{fabric.world_size - int(seen)} of {fabric.world_size} processes do not see the run folder "
+            f"{str(run.folder.absolute())!r} of the first: give --out on a file system that all machines share"
+        )
 
 
 def _run(trainer: Trainer) -> None:

@@ -42,6 +42,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_close_locks)
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """What a file of a run folder says."""
+    try:
+        return dict(json.loads(path.read_text("utf-8")))
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{str(path)!r} is damaged ({error}): put it back, or start another run") from error
+
+
 class Run:
     """One run folder, new or resumed."""
 
@@ -53,9 +61,14 @@ class Run:
         self.result = folder / RESULT_FILE
         self._board: SummaryWriter | None = None
 
+    @property
+    def exists(self) -> bool:
+        """Whether the folder holds a run."""
+        return (self.folder / RECIPE_FILE).exists()
+
     def check_new(self) -> None:
         """Refuse a folder that holds a run already."""
-        if (self.folder / RECIPE_FILE).exists():
+        if self.exists:
             raise UsageError(
                 f"{str(self.folder)!r} holds a run already: add --resume to go on with it if it has stopped, or choose another "
                 "--out"
@@ -63,7 +76,7 @@ class Run:
 
     def check_same(self, recipe: Recipe) -> None:
         """Refuse to go on with a run under another recipe than the one it was started with."""
-        if not (self.folder / RECIPE_FILE).exists():
+        if not self.exists:
             raise UsageError(f"there is no run to resume in {str(self.folder)!r}: leave out --resume, or give its --out")
         before, now = (_flat(without_place(one).to_table()) for one in (load_recipe(str(self.folder)), recipe))
         for key in sorted(before.keys() | now.keys()):
@@ -96,8 +109,7 @@ class Run:
     def about(self) -> dict[str, Any]:
         """What was written down when the run started."""
         path = self.folder / RUN_FILE
-        about: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-        return about
+        return read_json(path) if path.is_file() else {}
 
     def _make_folder(self) -> None:
         try:

@@ -1,5 +1,6 @@
 """What a recipe names, made: its images, its method, its optimiser, its processes."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -86,12 +87,25 @@ def ending_workers(fabric: Fabric) -> Iterator[None]:
         raise
 
 
+def _check_launcher(devices: int, nodes: int) -> None:
+    """Refuse machines that nobody starts a process on, which would wait for ever, and another number of processes."""
+    if nodes > 1 and not {"WORLD_SIZE", "SLURM_NTASKS"} & os.environ.keys():
+        raise UsageError(f"nodes is {nodes}: start the command on each machine with torchrun --nnodes {nodes}")
+    started = int(os.environ.get("WORLD_SIZE", devices * nodes))
+    if started != devices * nodes:
+        raise UsageError(
+            f"{started} processes were started together, and devices={devices} on nodes={nodes} are {devices * nodes}: give "
+            "--devices as torchrun's --nproc-per-node and --nodes as its --nnodes"
+        )
+
+
 def make_fabric(recipe: Recipe, devices: int = 1, nodes: int = 1) -> Fabric:
     """The recipe's device and precision, as one process or as several that share each step's episodes."""
     wanted = recipe.training
     device = resolve_device(wanted.device)
     if devices < 1 or nodes < 1:
         raise UsageError(f"devices is {devices} and nodes {nodes}; both are 1 or more")
+    _check_launcher(devices, nodes)
     if devices > 1 and device.index is not None:
         raise UsageError(f"device is {wanted.device!r}, which is one, and devices is {devices}: use device={device.type}")
     if device.type == "cuda" and devices > torch.cuda.device_count():

@@ -31,22 +31,26 @@ from sosn.training.setup import build, make_fabric, make_optimiser, open_split
 from sosn.training.source import EpisodeSource
 from sosn.training.start import take_weights
 
+Opener = Callable[[Recipe, str, Callable[[str], None]], Bank]  # gives a split of a recipe's data, or raises MissingSplitError
+
 
 class Trainer:
     """The state of a run and what is done to it, step by step."""
 
-    def __init__(self, recipe: Recipe, run: Run, progress: Progress, fabric: Fabric | None = None) -> None:
+    def __init__(
+        self, recipe: Recipe, run: Run, progress: Progress, fabric: Fabric | None = None, opened: Opener = open_split
+    ) -> None:
         self.recipe, self.run, self.progress = recipe, run, progress
         self.fabric = fabric or make_fabric(recipe)
         device = self.fabric.device
-        train_bank = open_split(recipe, "train", progress.say)
+        train_bank = opened(recipe, "train", progress.say)
         self.contents = {"train": contents(train_bank)}
         episodes = recipe.episodes
         home = "cpu" if recipe.data.workers else device  # with workers, images stay on disk
         self.sampler = EpisodeSampler(train_bank.to(home), episodes.way, episodes.shot, episodes.query)
         self.source = EpisodeSource(self.sampler, recipe, device, self.fabric.global_rank, self.fabric.world_size)
         try:
-            val_bank = open_split(recipe, "val", progress.say)
+            val_bank = opened(recipe, "val", progress.say)
             self.contents["val"] = contents(val_bank)
             self.val_bank: Bank | None = val_bank.to(home)
         except MissingSplitError as error:
