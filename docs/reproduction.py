@@ -39,8 +39,8 @@ episodes of one seed, which is what the paper prints. *running*: batch norm as i
 chosen on validation classes, with other episodes than those reported. The paper's figures are of test classes. Where ours are
 of val (test images were held back), the settings of our best recipes were chosen on the same classes, so that figures of test
 classes may well be lower. *Ties*: the share of queries for which several classes had the same highest score; the first counted.
-Entries with ties are from before answers were ranked by what the sigmoid squashes, which tells apart what it makes 1 to the bit;
-measured anew they would be higher.
+Entries with ties are from before answers were ranked by what the sigmoid squashes, which tells apart what it makes 1 to the
+bit; measured anew they would be higher.
 """
 
 
