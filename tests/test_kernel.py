@@ -474,9 +474,9 @@ def test_pairs_in_parts_are_all_pairs_and_each_class_is_convolved_once(monkeypat
         expected = layers.run_pairs(block, support, query)
         assert convolved == [6, 14]
         del convolved[:]
-        parts = layers.run_pairs(block, support, query, at_once=12)
+        parts = layers.run_pairs(block, support, query, at_once=12)  # of two classes and three queries
     torch.testing.assert_close(parts, expected)
-    assert convolved == [6, 4, 4, 4, 2]
+    assert convolved == [6, 6, 6, 2]
     whole = layers.run_pairs(block.train(), support, query, at_once=12)  # statistics are those of all pairs
     with engine("plain"):
         pairs = stack_pairs(support, query).flatten(3, 4).flatten(0, 2)

@@ -1,7 +1,8 @@
 """Convolution blocks that run faster than their layers one by one, with the same parameters and the same values."""
 
+import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -43,15 +44,27 @@ def run_pairs(layers: nn.Sequential, support: Tensor, query: Tensor, at_once: in
     With running statistics, where a pair is its own, about so many pairs are held at once.
     """
     first, *others = _blocks(layers)
-    queries = query.shape[1] if first.norm.training else max(1, at_once // max(1, support.shape[0] * support.shape[1]))
-    parts = []
+    episodes, way = support.shape[:2]
+    classes, queries = way, query.shape[1]
+    if not first.norm.training:  # parts about as wide as high, so that few maps of either side are read for many pairs
+        classes = min(way, max(1, math.isqrt(at_once // max(1, episodes))))
+        queries = max(1, at_once // max(1, episodes * classes))
+
+    def rest(joined: Tensor) -> Tensor:
+        maps = joined.flatten(0, 2)
+        for one in others:
+            maps = one.run(maps)
+        result: Tensor = maps.unflatten(0, joined.shape[:3])
+        return result
+
     with torch.cuda.device_of(query):
-        for joined in first.run_pairs(support, query, queries):
-            maps = joined.flatten(0, 2)
-            for one in others:
-                maps = one.run(maps)
-            parts.append(maps.unflatten(0, joined.shape[:3]))
-    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        rows = [_join([rest(part) for part in row], 2) for row in first.run_pairs(support, query, classes, queries)]
+    return _join(rows, 1)
+
+
+def _join(parts: list[Tensor], dim: int) -> Tensor:
+    """The parts one after the other; a single one as it is, not a copy."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 def _channels_last(maps: Tensor) -> Tensor:
@@ -107,17 +120,20 @@ class _Block:
         after = (norm.eps, self.pool, self.relu, self.running)
         return norm_pool_batch(maps, norm.weight, norm.bias, convolution.bias, *after)[0]
 
-    def run_pairs(self, support: Tensor, query: Tensor, queries: int) -> Iterator[Tensor]:
-        """The block of every pair, (E, L, P, S, K, K), (E, Q, P, S, K, K) → (E, Q, L, C, h, w), so many queries at a time."""
+    def run_pairs(self, support: Tensor, query: Tensor, classes: int, queries: int) -> Iterator[Iterable[Tensor]]:
+        """The block of every pair, (E, L, P, S, K, K), (E, Q, P, S, K, K) → (E, Q, L, C, h, w).
+
+        In rows of so many queries, and each row in parts of so many classes.
+        """
         convolution, norm, way = self.convolution, self.norm, support.shape[1]
         if not support.numel() or not query.numel():  # no pair, so no statistics either
             pairs = stack_pairs(support, query).flatten(3, 4)
-            yield self.run(pairs.flatten(0, 2)).unflatten(0, pairs.shape[:3])
+            yield (self.run(pairs.flatten(0, 2)).unflatten(0, pairs.shape[:3]),)
             return
         maps = query.flatten(2, 3).flatten(0, 1)
         if on_triton(query) and norm.training and serves(maps, convolution.weight, SIDE_CHANNELS, way):
             parameters = (convolution.weight, convolution.bias, norm.weight, norm.bias)
-            yield first_pairs(support, query, *parameters, norm.eps, self.running)[0]
+            yield (first_pairs(support, query, *parameters, norm.eps, self.running)[0],)
             return
         weight = convolution.weight.unflatten(1, (support.shape[2], 2, support.shape[3]))
 
@@ -126,9 +142,10 @@ class _Block:
             convolved: Tensor = F.conv2d(_channels_last(side.flatten(2, 3).flatten(0, 1)), one).unflatten(0, side.shape[:2])
             return convolved
 
-        classes = convolve(support, 0)
+        sides = convolve(support, 0).split(classes, 1)
         for part in query.split(queries, 1):
-            yield self._join(classes, convolve(part, 1))
+            asked = convolve(part, 1)
+            yield (self._join(side, asked) for side in sides)
 
     def _join(self, support: Tensor, query: Tensor) -> Tensor:
         """All that follows the convolution, of a_s + b_q for every pair: (E, Q, L, C, h, w)."""
