@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import cache
 from typing import Any, ClassVar, get_args
 
 import numpy as np
@@ -11,6 +12,7 @@ from scipy.special import stdtr
 from torch import Tensor, nn
 
 import sosn
+from engines import agreement, scores
 from sosn import evaluation
 from sosn.data import Bank
 from sosn.device import check_bf16
@@ -21,6 +23,7 @@ from sosn.method import Method, NearestPixels, SoSN
 from sosn.method.base import Statistics
 from sosn.preprocessing import Preprocessing
 from sosn.seeding import generator
+from sosn.tasks import evaluate_model
 
 
 def marked_bank(classes: int = 12, images: int = 20) -> Bank:
@@ -419,29 +422,25 @@ def count_encoded(model: Method, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-def test_the_engine_answers_as_the_plain_layers_do() -> None:
-    from sosn.tasks import evaluate_model
+@cache
+def glyph_scores(*words: str) -> Tensor:
+    """What the shipped model says of 500 queries, of which it gets 29 wrong."""
+    sizes = "way=5 shot=1 query=5 episodes=20 device=cpu data.seed=5 data.alphabets=10 data.characters=8 data.drawings=8"
+    return scores(lambda: evaluate_model("glyphs", [*sizes.split(), *words])[0])
 
-    words = (
-        "way=5 shot=1 query=5 episodes=20 device=cpu data.seed=5 data.alphabets=10 data.characters=8 data.drawings=8".split()
-    )
-    ours, theirs = (evaluate_model("glyphs", [*words, f"engine={name}"])[0] for name in ("auto", "plain"))
-    assert ours.per_episode == theirs.per_episode  # 500 answers; one in a thousand may differ
-    assert ours.fingerprint == theirs.fingerprint
+
+def test_the_engine_answers_as_the_plain_layers_do() -> None:
+    assert agreement(glyph_scores("engine=auto"), glyph_scores("engine=plain")) >= 0.999
 
 
 def test_half_precision_is_used_where_the_processor_can_and_refused_elsewhere() -> None:
-    from sosn.tasks import evaluate_model
-
-    words = (
-        "way=5 shot=1 query=5 episodes=20 device=cpu data.seed=5 data.alphabets=10 data.characters=8 data.drawings=8".split()
-    )
-    exact, _ = evaluate_model("glyphs", words)
     try:
         check_bf16()
     except UsageError:
         with pytest.raises(UsageError, match="use precision=fp32"):
-            evaluate_model("glyphs", [*words, "precision=bf16"])
+            glyph_scores("engine=auto", "precision=bf16")
         return
-    coarse, _ = evaluate_model("glyphs", [*words, "precision=bf16"])
-    assert coarse.accuracy == pytest.approx(exact.accuracy, abs=0.01)
+    coarse, exact = glyph_scores("engine=auto", "precision=bf16"), glyph_scores("engine=plain")
+    assert (coarse - exact).abs().max() > 1e-4  # 2e-2; in full precision 3e-6
+    assert agreement(coarse, exact) >= 0.99
+    assert agreement(coarse, glyph_scores("engine=plain", "precision=bf16")) >= 0.99
