@@ -143,12 +143,16 @@ def test_an_ablation_changes_what_it_is_called_after() -> None:
 
 
 def test_rows_of_two_stages_train_the_first_one_before_with_the_same_seed(tmp_path: Path) -> None:
-    second = claims.find("mini-imagenet", "best-5w1s")
-    jobs = plan([second, claims.find("mini-imagenet", "best-5w5s")], tmp_path, Options(seeds=(3, 4)))
+    rows, wanted = [claims.find("mini-imagenet", f"best-{protocol}") for protocol in ("5w1s", "5w5s")], Options(seeds=(3, 4))
+    jobs = plan(rows, tmp_path, wanted)
     assert [job.folder.name for job in jobs] == [
         f"best-{stage}-seed{seed}" for stage in ("pretrain", "5w1s", "5w5s") for seed in (3, 4)
     ]
     assert [job.recipe.training.start for job in jobs] == ["", ""] + 2 * [str(job.folder) for job in jobs[:2]]
+    for job in jobs[2::2]:  # seed 3 of both is finished: its first stage is not wanted any more
+        job.folder.mkdir(parents=True)
+        (job.folder / "result.json").touch()
+    assert [job.folder for job in plan(rows, tmp_path, wanted)] == [job.folder for job in jobs[1:]]
 
 
 def test_every_start_is_a_row_whose_encoder_fits() -> None:

@@ -118,15 +118,22 @@ def select(rows: Sequence[Chosen], patterns: Sequence[str]) -> tuple[Chosen, ...
 
 
 def plan(rows: Sequence[Row], out: Path, wanted: Options) -> list[Job]:
-    """The trainings of these rows and of those that they start from, which come first; a folder each: OUT/TABLE/ROW-seedN."""
+    """The trainings of these rows and of those that they start from, which come first; a folder each: OUT/TABLE/ROW-seedN.
+
+    What a finished training started from is not wanted any more.
+    """
     for word in wanted.overrides:
         if word.partition("=")[0] in ("seed", "way", "shot", "episodes.way", "episodes.shot"):
             raise UsageError(f"{word!r} cannot be set: rows have their own way and shot, and --seeds gives the seeds")
+    ordered: dict[tuple[Row, int], None] = {}
+    for wish in rows:
+        unfinished = [seed for seed in wanted.seeds if not Run(_folder(out, wish.table, wish.id, seed)).result.exists()]
+        ordered |= dict.fromkeys((first, seed) for first in started_from(wish) for seed in unfinished)
+        ordered |= dict.fromkeys((wish, seed) for seed in wanted.seeds)
     jobs = []
-    for row in dict.fromkeys(one for wish in rows for one in (*started_from(wish), wish)):
-        for seed in dict.fromkeys(wanted.seeds):
-            start = [f"start={_folder(out, row.table, row.start, seed).absolute()}"] if row.start else []
-            jobs.append(Job(row, row.resolve(seed, [*wanted.words, *start]), _folder(out, row.table, row.id, seed)))
+    for row, seed in ordered:
+        start = [f"start={_folder(out, row.table, row.start, seed).absolute()}"] if row.start else []
+        jobs.append(Job(row, row.resolve(seed, [*wanted.words, *start]), _folder(out, row.table, row.id, seed)))
     return jobs
 
 
