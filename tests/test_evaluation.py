@@ -1,6 +1,8 @@
 """The protocol: figures are those of the formula, and every method meets the same episodes."""
 
 import math
+import subprocess
+import warnings
 from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar, get_args
@@ -431,6 +433,22 @@ def glyph_scores(*words: str) -> Tensor:
 
 def test_the_engine_answers_as_the_plain_layers_do() -> None:
     assert agreement(glyph_scores("engine=auto"), glyph_scores("engine=plain")) >= 0.999
+
+
+@pytest.mark.parametrize(("code", "ratio"), [(-4, ""), (0, "0.5\n"), (0, "2.5\n")])
+def test_half_precision_is_tried_by_a_child_and_told_where_it_does_not_pay(
+    monkeypatch: pytest.MonkeyPatch, code: int, ratio: str
+) -> None:
+    monkeypatch.setattr("subprocess.run", lambda words, **_: subprocess.CompletedProcess(words, code, ratio, ""))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        if code:
+            with pytest.raises(UsageError, match="bf16 convolutions do not work on this CPU: use precision=fp32"):
+                check_bf16()
+        else:
+            check_bf16()
+    expected = ["bf16 convolutions take 2.5 times as long as others on this CPU: precision=fp32 is faster"]
+    assert [str(one.message) for one in told] == (expected if ratio == "2.5\n" else [])
 
 
 def test_half_precision_is_used_where_the_processor_can_and_refused_elsewhere() -> None:
