@@ -32,15 +32,18 @@ sosn reproduce claims --ledger results/ledger         # what the paper says in w
 A row's name ends with the protocol that it was trained for; Omniglot models trained 20-way are tested on all four.
 
 Rows are data: [omniglot.py](../src/sosn/reproduce/omniglot.py), [mini_imagenet.py](../src/sosn/reproduce/mini_imagenet.py),
-[claims.py](../src/sosn/reproduce/claims.py). How figures are made: [protocol.md](protocol.md). Accuracies are in per cent. Ours
-is the mean over seeds ± its 95% interval between seeds (Student's t; none for a single seed); in brackets, the interval over
-episodes of one seed, which is what the paper prints. *running*: batch norm as it was trained, so no query helps another;
-*batch*: the authors' transductive way. Minutes are wall time, of trainings of which several may have shared a GPU. Weights are
-chosen on validation classes, with other episodes than those reported. The paper's figures are of test classes. Where ours are
-of val (test images were held back), the settings of our best recipes were chosen on the same classes, so that figures of test
-classes may well be lower. *Ties*: the share of queries for which several classes had the same highest score; the first counted.
-Entries with ties are from before answers were ranked by what the sigmoid squashes, which tells apart what it makes 1 to the
-bit; measured anew they would be higher.
+[claims.py](../src/sosn/reproduce/claims.py). How figures are made: [protocol.md](protocol.md). Accuracies are in per cent.
+Ours is the mean over seeds ± its 95% interval between seeds (Student's t; none for a single seed); in brackets, the interval
+over episodes of one seed, which is what the paper prints. *running*: batch norm as it was trained, so no query helps another;
+*batch*: the authors' transductive way, of a model that was not trained so (in training the images of all episodes of a step
+are normalised together, and theirs is one episode). Minutes are wall time, of trainings of which several may have shared a
+GPU. Weights are chosen on validation classes, with other episodes than those reported. The paper's figures are of test
+classes. Where ours are of val (test images were held back), the settings of our best recipes, and the training settings that
+rows of one budget share, were chosen on the same classes with SoSN, so that figures of test classes may well be lower. Only
+entries of rows as they are now are compared; seeds share their episodes, so an interval between seeds says nothing about other
+episodes, and intervals of differences between rows have both. *Ties*: the share of queries for which several classes had the
+same highest score; the first counted. Entries with ties are from before answers were ranked by what the sigmoid squashes,
+which tells apart what it makes 1 to the bit; measured anew they may be higher.
 """
 
 
@@ -55,9 +58,17 @@ def page(entries: Sequence[Entry]) -> str:
             parts.append(f"Printed in the paper and not run here: {'; '.join(told)}.\n")
         for group in dict.fromkeys(row.group for row in rows):
             parts += _group([row for row in rows if row.group == group], entries)
-    parts += ["## What the paper says in words\n", *(part for claim in claims.CLAIMS for part in _claim(claim, entries))]
+    planned = _as_planned(entries)
+    parts += ["## What the paper says in words\n", *(part for claim in claims.CLAIMS for part in _claim(claim, planned))]
     parts += ["## Misprints in the paper\n", "\n".join(f"- {sentence}" for sentence in MISPRINTS) + "\n"]
     return "\n".join(parts)
+
+
+def _as_planned(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries that can be compared: of rows as they are now, and of experiments."""
+    rows = {(row.table, row.id): row for table in TABLES.values() for row in table}
+    known = [(entry, rows.get((entry["table"], entry["row"]))) for entry in entries]
+    return [entry for entry, row in known if (same_recipe(entry, row) if row else entry["table"] == claims.TABLE)]
 
 
 def _state(entries: Sequence[Entry]) -> str:
@@ -79,7 +90,7 @@ def _group(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
     parts = [f"### {TITLES[rows[0].table]}: {rows[0].group}\n"]
     runs = {row.id: of_row(entries, row.table, row.id) for row in rows}
     if rows[0].group == "ablation":
-        parts += _ablations(entries)
+        parts += _ablations(_as_planned(entries))
     else:
         for protocol in dict.fromkeys(measure.protocol for row in rows for measure in row.measures):
             lines = [line for row in rows for line in _lines(row, protocol, runs[row.id])]
@@ -99,8 +110,11 @@ def _group(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
 
 
 def _lines(row: Row, protocol: str, own: Sequence[Entry]) -> list[tuple[str, ...]]:
-    """A line for each split on which a row was measured under a protocol."""
+    """A line for each split on which a row was measured under a protocol: as it is now or, if it never was, as it was."""
     lines = []
+    now = [entry for entry in own if same_recipe(entry, row)]
+    remarks = ["an earlier recipe"] if own and not now else []
+    own = now or own
     for measure in row.measures:
         running, batch = (summarise(own, measure, statistics) for statistics in ("running", "batch"))
         if measure.protocol == protocol and running is not None:
@@ -108,11 +122,10 @@ def _lines(row: Row, protocol: str, own: Sequence[Entry]) -> list[tuple[str, ...
             count = len(running.seeds)
             seeds = f"{count} of {HEADLINE_SEEDS}" if row.headline and count < HEADLINE_SEEDS else str(count)
             label, paper = f"{row.label} ★" if row.headline else row.label, str(row.paper(protocol) or "")
-            remarks = [] if all(same_recipe(entry, row) for entry in own) else ["an earlier recipe"]
             tied = max(figure["ties"] for entry in own if (figure := find_figure(entry, measure, "running")))
-            remarks += [f"{100 * tied:.1f}% ties"] if tied > TOLD_TIES else []
+            told = [*remarks, f"{100 * tied:.1f}% ties"] if tied > TOLD_TIES else remarks
             cells = (label, f"`{row.id}`", measure.split, paper, _figure(running), _figure(batch), seeds)
-            lines.append((*cells, f"{own[0]['parameters']:,}", f"{minutes:.1f}", "; ".join(remarks)))
+            lines.append((*cells, f"{own[0]['parameters']:,}", f"{minutes:.1f}", "; ".join(told)))
     return lines
 
 
@@ -209,7 +222,8 @@ def _ranks(entries: Sequence[Entry]) -> str:
 def _bursts(entries: Sequence[Entry]) -> str:
     head = (
         "model", "seed", "query changed by", "descriptor moves, %", "of the way to another query, %",
-        "without the norm, %", "of the way, %", "scores move, deviations", "answers that change, %", "accuracy lost, points",
+        "trace-normalised alone, %", "of the way, %", "scores move, deviations", "answers that change, %",
+        "accuracy lost, points",
     )  # fmt: skip
     lines = []
     for entry in entries:
@@ -219,8 +233,9 @@ def _bursts(entries: Sequence[Entry]) -> str:
             scores = (f"{one['score']:.2f}", f"{100 * one['answers']:.1f}")
             lines.append((*cells, *scores, f"{100 * round(one['lost'], 12):+.1f} ± {100 * one['lost_ci95']:.1f}"))
     return (
-        "A random patch, a quarter of the side, is repeated 2×2 or 3×3 in the query; *covered*: the same square in the image's "
-        "mean colour; *tiled*: the whole query, shrunk, four times; *one feature vector*: copies of it among the query's "
+        "A random patch, a quarter of the side, is repeated 2×2 or 3×3 in the query; *replaced*: the same square holds what "
+        "another query has there, which repeats nothing; *tiled*: the whole query, shrunk, four times; *one feature vector*: "
+        "copies of it among the query's "
         "features.\n\n"
     ) + _table(head, lines)
 

@@ -219,12 +219,18 @@ def test_two_machines_train_in_a_folder_that_both_see_and_refuse_others_before_t
         assert not list(tmp_path.glob("*/metrics.jsonl"))
 
 
+def heed() -> None:
+    """Let interrupts through, which a shell tells what it starts in the background to ignore."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def two_at_work(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """Two processes that train for long, in a process group of their own, after their first checkpoint."""
     words = ("train", "glyphs-5w1s", *TINY, *WORDS, "steps=100000", "--out", str(folder), "--devices", "2")
     command = [sys.executable, "-m", "sosn", *words]
-    with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True) as child:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment(), stderr=pipe, text=True, start_new_session=True, preexec_fn=heed) as child:
         deadline = time.monotonic() + 120
         while not (folder / "checkpoint.safetensors").exists() and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -308,7 +308,12 @@ def test_selecting_and_reporting_on_the_same_episodes_is_refused(words: list[str
     ],
 )
 def test_a_number_too_small_is_refused_by_name_with_the_least_allowed(key: str, value: float, least: int) -> None:
-    assert f"{key} is {value}; it must be {least} or more" in refusal(f"{key}={value}")
+    assert refusal(f"{key}={value}").endswith(f"{key} is {value}; it must be {least} or more")
+
+
+def test_numbers_without_end_are_refused_as_such() -> None:
+    assert refusal("clip=inf").endswith("clip is inf; it must be 0 or more, and finite")
+    assert refusal("learning_rate=inf").endswith("learning_rate is inf; it must be above 0, and finite")
 
 
 @pytest.mark.parametrize("value", ["0", "-0.1", "nan"])

@@ -15,7 +15,7 @@ from sosn.evaluation import draw_indices
 from sosn.method import PrototypicalNet, SoSN
 from sosn.power_norm import sigme
 from sosn.reproduce import bursts
-from sosn.reproduce.bursts import burstiness, cover, moved, repeat_patch, repeat_vector, tile
+from sosn.reproduce.bursts import burstiness, moved, repeat_patch, repeat_vector, replace_square, tile
 from sosn.reproduce.ranks import effective_rank, rank, ranks
 from sosn.second_order import autocorrelation, trace_normalise
 
@@ -85,16 +85,16 @@ def _square(before: Tensor, after: Tensor) -> tuple[slice, slice]:
     return slice(int(rows.min()), int(rows.max()) + 1), slice(int(columns.min()), int(columns.max()) + 1)
 
 
-def test_a_patch_is_repeated_in_a_square_and_the_control_covers_the_same_one() -> None:
+def test_a_patch_is_repeated_in_a_square_and_the_control_replaces_the_same_one() -> None:
     images = torch.arange(2 * 28 * 28).view(2, 1, 28, 28).float()  # every pixel is its own
     for times in (2, 3):
         repeated = repeat_patch(images, times, torch.Generator().manual_seed(times))
-        covered = cover(images, times, torch.Generator().manual_seed(times))
-        for before, after, control in zip(images, repeated, covered, strict=True):
+        replaced = replace_square(images, times, torch.Generator().manual_seed(times))
+        for before, after, control, another in zip(images, repeated, replaced, images.flip(0), strict=True):
             place = _square(before, control)
             inside = control[0][place]
             assert inside.shape == (7 * times, 7 * times)
-            assert torch.equal(inside, before.mean().expand_as(inside))
+            assert torch.equal(inside, another[0][place])
             outside = torch.ones(28, 28, dtype=torch.bool)
             outside[place] = False
             assert torch.equal(after[0][outside], before[0][outside])
@@ -177,8 +177,8 @@ def test_a_patch_and_its_control_share_their_places_and_others_have_their_own(
     monkeypatch.setattr(bursts, "AT_ONCE", 2)
     for seed in (0, 1):
         burstiness(_tiny(), bank, 5, 1, 2, 4, seed)
-    assert places["patch 2×2"] == places["covered 2×2"]
-    assert places["patch 3×3"] == places["covered 3×3"]
+    assert places["patch 2×2"] == places["replaced 2×2"]
+    assert places["patch 3×3"] == places["replaced 3×3"]
     every = [place for name in ("patch 2×2", "patch 3×3") for place in places[name]]
     assert len({tuple(place) for place in every}) == 8  # two seeds of two batches of each
 

@@ -128,8 +128,10 @@ def test_an_ablation_changes_what_it_is_called_after() -> None:
     base = claims.find("mini-imagenet", mini_imagenet.BASE).resolve(0).to_table()
     keys = {"eta": {"eta"}, "beta": {"shift"}, "permutations": {"permutations"}, "size": {"input_size"}}
     keys["augmentation"] = {"flip", "translate", "jitter", "rotate", "rotations"}
+    keys["gamma"] = {"power_norm", "gamma", "trace_normalise"}
     for family, (_, values) in mini_imagenet.ABLATIONS.items():
-        assert sum(mini_imagenet.ablation_id(family, value) == mini_imagenet.BASE for value in values) == 1
+        shared = sum(mini_imagenet.ablation_id(family, value) == mini_imagenet.BASE for value in values)
+        assert shared == (family != "gamma")  # the base row is SigmE's
         for value in values:
             table = claims.find("mini-imagenet", mini_imagenet.ablation_id(family, value)).resolve(0).to_table()
             changed = {
@@ -368,7 +370,7 @@ def test_claims_run_their_rows_and_experiments_once(tmp_path: Path) -> None:
     assert first.exit_code == 0, first.output
     (claim,) = json.loads(first.stdout)["claims"]
     assert [one["of"]["row"] for one in claim["experiments"]] == ["sigme-5w1s", "asinhe-5w1s", "none-5w1s"]
-    assert {one["change"] for one in claim["experiments"][0]["results"]} >= {"patch 2×2", "covered 2×2", "tiled 2×2"}
+    assert {one["change"] for one in claim["experiments"][0]["results"]} >= {"patch 2×2", "replaced 2×2", "tiled 2×2"}
     assert str(tmp_path) not in first.stdout
     again = CliRunner().invoke(app, words.replace(" --json", "").split())
     assert again.exit_code == 0, again.output
@@ -493,6 +495,23 @@ def test_a_figure_over_seeds_has_students_interval() -> None:
     assert alone.between is None
 
 
+def test_a_gap_is_over_pairs_of_episodes_where_answers_were_kept() -> None:
+    first, second = [entry("a", seed, 0.5) for seed in (0, 1)], [entry("b", seed, 0.4) for seed in (0, 1)]
+    rights = {"a": ([40, 30, 35], [42, 30, 34]), "b": ([30, 28, 32], [34, 24, 30])}
+    for entries in (first, second):
+        for one, right in zip(entries, rights[entries[0]["row"]], strict=True):
+            one["figures"][0]["right"] = right
+    alone, both = gap(first[:1], second[:1], VAL), gap(first, second, VAL)
+    assert alone is not None
+    assert both is not None
+    assert alone.ci95 == pytest.approx(1.96 * np.std([10 / 75, 2 / 75, 3 / 75], ddof=1) / math.sqrt(3))
+    assert both.ci95 == pytest.approx(1.96 * np.std([9 / 75, 4 / 75, 3.5 / 75], ddof=1) / math.sqrt(3))  # seeds do not differ
+    first[0]["figures"][0].pop("right")
+    mixed = gap(first, second, VAL)
+    assert mixed is not None
+    assert mixed.ci95 == pytest.approx(math.hypot(0.01, 0.01))
+
+
 def test_a_gap_is_over_seeds_that_both_rows_have_on_the_same_episodes() -> None:
     first = [entry("a", 0, 0.50), entry("a", 1, 0.54), entry("a", 2, 0.6)]
     second = [entry("b", 0, 0.48), entry("b", 1, 0.5), entry("b", 2, 0.5, fingerprint="other")]
@@ -500,7 +519,8 @@ def test_a_gap_is_over_seeds_that_both_rows_have_on_the_same_episodes() -> None:
     assert ours is not None
     assert ours.mean == pytest.approx(0.03)
     assert ours.seeds == 2
-    assert ours.ci95 == pytest.approx(12.70620474 * 0.01)  # t of 1 degree of freedom, times the standard error
+    between = 12.70620474 * 0.01  # t of 1 degree of freedom, times the standard error
+    assert ours.ci95 == pytest.approx(math.hypot(between, 0.01, 0.01))
     alone = gap(first[:1], second[:1], VAL)
     assert alone is not None
     assert alone.ci95 == pytest.approx(math.hypot(0.01, 0.01))

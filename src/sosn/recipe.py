@@ -129,10 +129,12 @@ class Recipe:
             (self.training, "weight_decay", 0), (self.validation, "every", 1), (self.validation, "val_episodes", 2),
             (self.validation, "report_episodes", 2),
         ):  # fmt: skip
-            if not least <= getattr(section, name) < math.inf:
-                raise UsageError(f"{name} is {getattr(section, name)}; it must be a number of {least} or more")
-        if not 0 < self.training.learning_rate < math.inf:
-            raise UsageError(f"learning_rate is {self.training.learning_rate}; it must be a number above 0")
+            if not least <= (value := getattr(section, name)) < math.inf:
+                raise UsageError(
+                    f"{name} is {value}; it must be {least} or more{'' if math.isfinite(value) else ', and finite'}"
+                )
+        if not 0 < (rate := self.training.learning_rate) < math.inf:
+            raise UsageError(f"learning_rate is {rate}; it must be above 0{'' if math.isfinite(rate) else ', and finite'}")
         if not 0 < self.training.decay_factor <= 1:
             raise UsageError(f"decay_factor is {self.training.decay_factor}; it must lie between 0 and 1")
         if not 0 <= self.training.average < 1:

@@ -24,8 +24,8 @@ def repeat_patch(images: Tensor, times: int, generator: torch.Generator) -> Tens
     return _pasted(images, times, generator, repeat=True)
 
 
-def cover(images: Tensor, times: int, generator: torch.Generator) -> Tensor:
-    """The control: the same squares of the same images, filled with each image's mean colour."""
+def replace_square(images: Tensor, times: int, generator: torch.Generator) -> Tensor:
+    """The control: the same squares of the same images hold what another image has there, which repeats nothing."""
     return _pasted(images, times, generator, repeat=False)
 
 
@@ -42,8 +42,7 @@ def _pasted(images: Tensor, times: int, generator: torch.Generator, repeat: bool
     rows, columns = torch.where(within, source + inside % patch, torch.arange(size)).unbind(1)  # where each pixel comes from
     hit = (within[:, 0, :, None] & within[:, 1, None, :]).unsqueeze(1).to(images.device)
     if not repeat:
-        mean = images.double().mean((-2, -1), keepdim=True).to(images.dtype)
-        return torch.where(hit, mean, images)
+        return torch.where(hit, images.roll(count // 2, 0), images)  # half of all images away: rarely of the same class
     flat = (rows.unsqueeze(2) * size + columns.unsqueeze(1)).flatten(1).unsqueeze(1).to(images.device)
     moved = images.flatten(2).gather(2, flat.expand(-1, images.shape[1], -1)).view(images.shape)
     return torch.where(hit, moved, images)
@@ -68,9 +67,9 @@ def repeat_vector(maps: Tensor, share: float, generator: torch.Generator) -> Ten
 
 IMAGE_CHANGES: dict[str, Change] = {
     "patch 2×2": lambda images, random: repeat_patch(images, 2, random),
-    "covered 2×2": lambda images, random: cover(images, 2, random),
+    "replaced 2×2": lambda images, random: replace_square(images, 2, random),
     "patch 3×3": lambda images, random: repeat_patch(images, 3, random),
-    "covered 3×3": lambda images, random: cover(images, 3, random),
+    "replaced 3×3": lambda images, random: replace_square(images, 3, random),
     "tiled 2×2": lambda images, _: tile(images, 2),
 }
 MAP_CHANGES: dict[str, Change] = {
@@ -84,8 +83,8 @@ def burstiness(method: Method, bank: Bank, way: int, shot: int, query: int, epis
     """For each change of the queries: how far descriptors and scores move, how many answers change, what accuracy is lost.
 
     descriptor: ‖ψ′−ψ‖/‖ψ‖ of the query's matrix as the similarity net sees it; descriptor_share: ‖ψ′−ψ‖ beside the distance to
-    another query's; unnormalised: both before power normalisation. score: mean |change| in units of the deviation of all
-    scores before. Intervals are over episodes.
+    another query's; unnormalised: both of the trace-normalised matrix, before it is squashed. score: mean |change| in units
+    of the deviation of all scores before. Intervals are over episodes.
     """
     if not isinstance(method, SoSN) or not method.relation.stacked:
         raise UsageError(f"burstiness is measured on SoSN with a stacked relation, not on {method.name!r}")

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sosn.errors import UsageError
-from sosn.evaluation import Evaluation
+from sosn.evaluation import Evaluation, mean_ci95
 from sosn.files import write_atomically
 from sosn.method.base import Method
 from sosn.recipe import Recipe, from_table, known_keys, without_place
@@ -38,7 +40,9 @@ def new_entry(row: Row, recipe: Recipe, run: Run, method: Method, changed: Seque
 def add_figure(entry: Entry, measure: Measure, result: Evaluation) -> None:
     """Put a measured figure into an entry."""
     entry["missing"].pop(measure.split, None)
-    entry["figures"].append({"split": measure.split, "protocol": measure.protocol, **result.to_json()})
+    asked = result.way * result.query
+    right = [round(asked * accuracy) for accuracy in result.per_episode]  # answers, so that rows can be compared in pairs
+    entry["figures"].append({"split": measure.split, "protocol": measure.protocol, **result.to_json(), "right": right})
 
 
 def find_figure(entry: Entry, measure: Measure, statistics: str) -> dict[str, Any] | None:
@@ -130,7 +134,11 @@ def summarise(entries: Sequence[Entry], measure: Measure, statistics: str) -> Su
 
 @dataclass(frozen=True)
 class Gap:
-    """How much one row is ahead of another, as a fraction; over seeds that both have, or over episodes if there is but one."""
+    """How much one row is ahead of another, as a fraction, over seeds that both have.
+
+    The interval is that over episodes, in pairs where answers were kept, and where there are several seeds that between seeds
+    too, added in squares: seeds share their episodes.
+    """
 
     mean: float
     ci95: float
@@ -156,7 +164,15 @@ def gap(first: Sequence[Entry], second: Sequence[Entry], measure: Measure, stati
     if not pairs:
         return None
     differences = [a["accuracy"] - b["accuracy"] for a, b in pairs]
-    half = interval(differences)
-    if half is None:
-        half = math.hypot(pairs[0][0]["ci95"], pairs[0][1]["ci95"])
+    half = math.hypot(_over_episodes(pairs), interval(differences) or 0.0)
     return Gap(sum(differences) / len(differences), half, len(differences), measure.protocol, measure.split)
+
+
+def _over_episodes(pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> float:
+    """Half of the 95% interval over episodes of a mean difference; in pairs, if all answers to the same episodes were kept."""
+    same = all(a["fingerprint"] == b["fingerprint"] for a, b in pairs)
+    if not same or not all("right" in figure for pair in pairs for figure in pair):
+        return sum(math.hypot(a["ci95"], b["ci95"]) for a, b in pairs) / len(pairs)
+    asked = pairs[0][0]["way"] * pairs[0][0]["query"]
+    ahead = [torch.tensor(a["right"], dtype=torch.float64) - torch.tensor(b["right"], dtype=torch.float64) for a, b in pairs]
+    return mean_ci95(torch.stack(ahead).mean(0) / asked)[1]
