@@ -372,6 +372,48 @@ def test_the_benchmark_leaves_out_what_may_not_fit(monkeypatch: pytest.MonkeyPat
     assert set(told["episodes_per_second"]) == left
 
 
+def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sosn.bench.run_bench", lambda *_: pytest.fail("measured"))
+    code, _, err = cli("bench", "--quick", "--out", f"{__file__}/results")
+    assert code == 2
+    assert "cannot make the folder" in err
+    assert "choose another --out" in err
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), True),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB"), True),
+        (MemoryError(), True),
+        (RuntimeError("something else"), False),
+    ],
+)
+def test_memory_that_does_not_suffice_is_told_in_a_sentence(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, error: Exception, told: bool
+) -> None:
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("sosn.bench.run_bench", fails)
+    if told:
+        code, _, err = cli("bench", "--quick")
+        assert code == 1
+        assert err.startswith("error: there is not enough memory: lower episodes_per_step")
+    else:
+        with pytest.raises(RuntimeError, match="something else"):
+            cli("bench", "--quick")
+
+
+def test_of_several_processes_on_a_machine_the_first_says_what_is_wrong(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "of torchrun")  # which passes on interrupts, so they are not ignored here
+    for rank, lines in (("0", 1), ("1", 0)):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        code, _, err = cli("train", "glyphs-5w1s", "stepz=3")
+        assert code == 2
+        assert err.count("stepz") == lines
+
+
 def test_the_benchmarks_table_fits_into_eighty_columns(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

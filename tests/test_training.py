@@ -274,6 +274,15 @@ def test_a_checkpoint_of_another_architecture_is_refused(tmp_path: Path) -> None
         train(recipe, tmp_path / "other", resume=True)
 
 
+@pytest.mark.parametrize("name", ["run.json", "result.json"])
+def test_a_damaged_file_of_a_run_is_told(tmp_path: Path, name: str) -> None:
+    recipe = tiny("steps=1", "every=1")
+    train(recipe, tmp_path / "run")
+    (tmp_path / "run" / name).write_text("{")
+    with pytest.raises(CheckpointError, match=rf"{name}' is damaged \(.*\): put it back, or start another run"):
+        train(recipe, tmp_path / "run", resume=True)
+
+
 def test_a_disk_that_is_full_ends_the_run_and_keeps_what_was_saved(trainer: Trainer) -> None:
     run, good = trainer.run, trainer.run.checkpoint.read_bytes()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
