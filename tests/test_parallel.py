@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -271,6 +272,7 @@ def test_machines_that_nobody_started_and_other_numbers_of_processes_are_refused
     make_fabric(tiny(), 2)
 
 
+@pytest.mark.skipif(shutil.which("pgrep") is None, reason="needs pgrep, to find the process")
 def test_a_process_that_dies_is_told_in_a_sentence(tmp_path: Path) -> None:
     with two_at_work(tmp_path / "run") as child:
         workers = subprocess.run(["pgrep", "-P", str(child.pid)], capture_output=True, text=True, check=False).stdout.split()

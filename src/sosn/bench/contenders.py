@@ -186,7 +186,7 @@ def judging(shape: Shape, device: torch.device, name: Engine, encoded: bool) -> 
 
 
 def whole_evaluation(shape: Shape, device: torch.device, name: Engine, episodes: int) -> Step:
-    """So many episodes as `sosn evaluate` judges them, of a bank in which each image is in five of them on average."""
+    """So many episodes as `sosn eval` judges them, of a bank in which each image is in five of them on average."""
     model, classes = shape.model(device), 4 * shape.way
     images = max(shape.shot + shape.query, episodes * shape.way * (shape.shot + shape.query) // (5 * classes))
     bank = shape.bank(classes, images, device)

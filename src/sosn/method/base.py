@@ -53,7 +53,7 @@ class Method(nn.Module, ABC):
         )
 
     def describe_images(self, images: Tensor) -> Tensor | None:
-        """What compare_images needs to know of each image (B, …), less than encode gives; None where there is no such thing."""
+        """What compare_images needs to know of each image (B, …), often less than encode gives; None if none will do."""
         return None
 
     def compare_images(self, support: Tensor, query: Tensor) -> Tensor:
