@@ -11,7 +11,7 @@ COLOUR = 0.1  # mean difference of the strongest and the weakest channel above w
 EXTREME = 0.2  # how near to white or black paper and ink are
 PAPER = 0.6  # share of such pixels above which a colourless image is a drawing
 FITTING: dict[Kind, tuple[str, ...]] = {  # best first
-    "drawings": ("omniglot", "glyphs"), "photos": ("mini-imagenet", "mini-imagenet-5shot")
+    "drawings": ("omniglot", "omniglot-5shot", "glyphs"), "photos": ("mini-imagenet", "mini-imagenet-5shot")
 }  # fmt: skip
 
 

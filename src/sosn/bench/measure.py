@@ -1,6 +1,7 @@
 """Timings: contenders take turns, so that what else the machine does falls on all of them alike."""
 
 import gc
+import math
 import os
 import statistics
 import time
@@ -39,7 +40,9 @@ GROWTH = {
 }
 EPISODES = {"cuda": 8, "cpu": 1}  # in a step of the vectorised contenders
 EVALUATED = {"cuda": 200, "cpu": 20}  # episodes of a whole evaluation
-LONG, SHORT = 20.0, 1.0  # seconds of a call: longer ones are made once, others in three turns, two a turn if shorter
+LONG = 20.0  # seconds of a call: where one is longer, contenders have one turn, not three
+TURN = {"cuda": (0.4, 20), "cpu": (1.0, 2)}  # calls of a turn: as many as start within these seconds, and the most there may be
+WARM = 5  # calls before the turns on a GPU, where the first ones compile and capture; two of a step that is slow anyway
 SHARE = 0.75  # of the memory that a contender may need by estimate; others are left out
 MANY = 32  # episodes in a step of the engine on a GPU, where pairs are few
 
@@ -148,7 +151,9 @@ def _take_turns(
     cuda = device.type == "cuda"
     memory: dict[str, float | None] = dict.fromkeys(makers)
     steps: dict[str, Step] = {}
+    calls: dict[str, int] = {}
     slowest = 0.0
+    span, most = TURN[device.type]
     for name, maker in makers.items():
         gc.collect()
         if cuda:
@@ -156,25 +161,29 @@ def _take_turns(
             torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated() if cuda else 0
         steps[name] = maker()
-        for _ in range(5 if cuda else 1):
-            began = time.perf_counter()
-            steps[name]()
-        if cuda:
-            torch.cuda.synchronize()
-        slowest = max(slowest, time.perf_counter() - began)
+        for call in range(WARM if cuda else 1):
+            seconds = _timed(steps[name], 1, cuda)
+            if call and seconds > span:
+                break
+        slowest = max(slowest, seconds)
+        calls[name] = 1 if quick else min(most, math.ceil(span / seconds))
         if cuda:
             memory[name] = (torch.cuda.max_memory_allocated() - held) / 2**30
-    rounds, calls = (1, 1) if quick or slowest > LONG else (3, 10 if cuda else 1 + (slowest < SHORT))
     turns: dict[str, list[float]] = {name: [] for name in makers}
-    for _ in range(rounds):
+    for _ in range(1 if quick or slowest > LONG else 3):
         for name, step in steps.items():
-            began = time.perf_counter()
-            for _ in range(calls):
-                step()
-            if cuda:
-                torch.cuda.synchronize()
-            turns[name].append((time.perf_counter() - began) / calls)
+            turns[name].append(_timed(step, calls[name], cuda))
     return {name: statistics.median(times) for name, times in turns.items()}, memory
+
+
+def _timed(step: Step, calls: int, cuda: bool) -> float:
+    """Seconds a call, of a few in a row."""
+    began = time.perf_counter()
+    for _ in range(calls):
+        step()
+    if cuda:
+        torch.cuda.synchronize()
+    return (time.perf_counter() - began) / calls
 
 
 def _fits(shape: Shape, episodes: int, device: torch.device, bf16: bool, name: str) -> bool:
