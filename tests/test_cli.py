@@ -372,6 +372,42 @@ def test_the_benchmark_leaves_out_what_may_not_fit(monkeypatch: pytest.MonkeyPat
     assert set(told["episodes_per_second"]) == left
 
 
+def test_an_interrupted_benchmark_has_kept_what_it_measured(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from sosn.bench import measure
+
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure, "_training", lambda shape, *_: {"shape": str(shape)})
+    monkeypatch.setattr(measure, "_evaluation", stopped)
+    code, _, err = cli("bench", "--quick", "--device", "cpu", "--out", "bench")
+    assert code == 130
+    kept = json.loads((tmp_path / "bench" / "bench.json").read_text())
+    assert kept["training"] == [{"shape": "5w1s1q 28²"}]
+    assert not kept["evaluation"]
+    assert "s  evaluation, 5w1s1q 28²" in err
+
+
+def test_a_slow_contender_is_called_once_a_turn_and_a_quick_one_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sosn.bench import measure
+
+    counts, clock = {"slow": 0, "quick": 0}, [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+
+    def contender(name: str, seconds: float) -> Callable[[], Callable[[], None]]:
+        def step() -> None:
+            counts[name] += 1
+            clock[0] += seconds
+
+        return lambda: step
+
+    seconds, _ = measure._take_turns(
+        {"slow": contender("slow", 3.0), "quick": contender("quick", 0.125)}, torch.device("cpu"), False
+    )
+    assert seconds == {"slow": 3.0, "quick": 0.125}
+    assert counts == {"slow": 1 + 3, "quick": 1 + 3 * 2}
+
+
 def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sosn.bench.run_bench", lambda *_: pytest.fail("measured"))
     code, _, err = cli("bench", "--quick", "--out", f"{__file__}/results")

@@ -39,7 +39,8 @@ GROWTH = {
     "permutations": [Shape(5, 1, 5, 84, permutations=count) for count in (1, 3, 5, 10)],
 }
 EPISODES = {"cuda": 8, "cpu": 1}  # in a step of the vectorised contenders
-EVALUATED = {"cuda": 200, "cpu": 20}  # episodes of a whole evaluation
+EVALUATED = {"cuda": 200, "cpu": 20}  # episodes of a whole evaluation, fewer where they have more pairs than these in all
+EVALUATED_PAIRS = 100_000
 LONG = 20.0  # seconds of a call: where one is longer, contenders have one turn, not three
 TURN = {"cuda": (0.4, 20), "cpu": (1.0, 2)}  # calls of a turn: as many as start within these seconds, and the most there may be
 WARM = 5  # calls before the turns on a GPU, where the first ones compile and capture; two of a step that is slow anyway
@@ -47,10 +48,22 @@ SHARE = 0.75  # of the memory that a contender may need by estimate; others are 
 MANY = 32  # episodes in a step of the engine on a GPU, where pairs are few
 
 
-def run_bench(device: str = "auto", quick: bool = False, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    """Measure training, evaluation and growth on this machine. quick: one tiny shape, to see that it works."""
+def run_bench(
+    device: str = "auto",
+    quick: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+    keep: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Measure training, evaluation and growth on this machine. quick: one tiny shape, to see that it works.
+
+    keep is given what has been measured so far, after every shape.
+    """
     keep_freed_memory()
-    place = resolve_device(device)
+    place, began = resolve_device(device), time.monotonic()
+
+    def tell(sentence: str) -> None:
+        say(f"{time.monotonic() - began:5.0f} s  {sentence}")
+
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:
@@ -66,15 +79,18 @@ def run_bench(device: str = "auto", quick: bool = False, say: Callable[[str], No
             "growth": {},
         }
         for shape in shapes:
-            say(f"training, {shape}")
+            tell(f"training, {shape}")
             document["training"].append(_training(shape, place, peak, quick))
+            keep(document)
         for shape in shapes[:1] if place.type == "cpu" else shapes:
-            say(f"evaluation, {shape}")
+            tell(f"evaluation, {shape}")
             document["evaluation"].append(_evaluation(shape, place, quick))
+            keep(document)
         for name, row in GROWTH.items():
-            say(f"growth with {name}")
+            tell(f"growth with {name}")
             fitting = [shape for shape in (row[:1] if quick else row) if _fits(shape, 1, place, place.type == "cuda", "engine")]
             document["growth"][name] = [_growth(shape, place, quick) for shape in fitting]
+            keep(document)
     finally:
         torch.backends.cudnn.benchmark = before
     return document
@@ -116,7 +132,7 @@ def _training(shape: Shape, device: torch.device, peak: float, quick: bool) -> d
 def _evaluation(shape: Shape, device: torch.device, quick: bool) -> dict[str, Any]:
     """Seconds an episode: with encoding and from feature maps that are known, one at a time, and in a whole evaluation."""
     makers: dict[str, Callable[[], Step]] = {}
-    episodes = 2 if quick else EVALUATED[device.type]
+    episodes = 2 if quick else max(2, min(EVALUATED[device.type], EVALUATED_PAIRS // shape.pairs))
     for known, label in ((False, "with encoding"), (True, "features known")):
         makers[f"plain, {label}"] = partial(judging, shape, device, "plain", known)
         makers[f"engine, {label}"] = partial(judging, shape, device, "auto", known)

@@ -209,18 +209,22 @@ def bench(
     """Measure training and evaluation on this machine: a plain loop, vectorised PyTorch and the engine side by side."""
     from sosn.bench import run_bench
     from sosn.cli.show import console, show_bench
+    from sosn.files import write_atomically
 
     if out is not None:
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:  # before minutes are spent
             raise UsageError(f"cannot make the folder {str(out)!r} ({error.strerror}): choose another --out") from error
-    document = run_bench(device, quick, lambda sentence: console.print(sentence))
+
+    def keep(measured: dict[str, Any]) -> None:
+        if out is not None:
+            write_atomically(out / "bench.json", (json.dumps(measured, indent=2) + "\n").encode())
+
+    document = run_bench(device, quick, lambda sentence: console.print(sentence), keep)
     if out is not None:
-        from sosn.files import write_atomically
         from sosn.report.bench import save_bench_figure
 
-        write_atomically(out / "bench.json", (json.dumps(document, indent=2) + "\n").encode())
         save_bench_figure(document, out / "bench.png")
     if as_json:
         _print_json(document)

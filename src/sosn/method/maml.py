@@ -32,6 +32,7 @@ class MAML(SoftmaxMethod):
     """
 
     name: ClassVar[str] = "maml"
+    capturable: ClassVar[bool] = True
     adapts = True
 
     def __init__(

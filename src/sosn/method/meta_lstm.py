@@ -33,6 +33,7 @@ class MetaLSTM(SoftmaxMethod):
     """
 
     name: ClassVar[str] = "meta_lstm"
+    capturable: ClassVar[bool] = True
     adapts = True
 
     def __init__(

@@ -27,6 +27,7 @@ class RelationNet(EncodedMethod):
     """
 
     name: ClassVar[str] = "relation_net"
+    capturable: ClassVar[bool] = True
 
     def __init__(
         self,
