@@ -42,8 +42,9 @@ classes. Where ours are of val (test images were held back), the settings of our
 rows of one budget share, were chosen on the same classes with SoSN, so that figures of test classes may well be lower. Only
 entries of rows as they are now are compared; seeds share their episodes, so an interval between seeds says nothing about other
 episodes, and intervals of differences between rows have both. *Ties*: the share of queries for which several classes had the
-same highest score; the first counted. Entries with ties are from before answers were ranked by what the sigmoid squashes,
-which tells apart what it makes 1 to the bit; measured anew they may be higher.
+same highest score; the first counted, and the classes of an episode come in random order. Two pairs have the
+same score to the bit where the last block of the similarity net puts out zeros alone for both. Rows *ranked by score* are
+from before answers were ranked by what the sigmoid squashes, which tells apart more; measured anew they may be higher.
 """
 
 
@@ -122,8 +123,10 @@ def _lines(row: Row, protocol: str, own: Sequence[Entry]) -> list[tuple[str, ...
             count = len(running.seeds)
             seeds = f"{count} of {HEADLINE_SEEDS}" if row.headline and count < HEADLINE_SEEDS else str(count)
             label, paper = f"{row.label} ★" if row.headline else row.label, str(row.paper(protocol) or "")
-            tied = max(figure["ties"] for entry in own if (figure := find_figure(entry, measure, "running")))
-            told = [*remarks, f"{100 * tied:.1f}% ties"] if tied > TOLD_TIES else remarks
+            figures = [figure for entry in own if (figure := find_figure(entry, measure, "running"))]
+            tied, told = max(figure["ties"] for figure in figures), list(remarks)
+            if tied > TOLD_TIES:
+                told += [f"{100 * tied:.1f}% ties"] + ["ranked by score"] * any("right" not in figure for figure in figures)
             cells = (label, f"`{row.id}`", measure.split, paper, _figure(running), _figure(batch), seeds)
             lines.append((*cells, f"{own[0]['parameters']:,}", f"{minutes:.1f}", "; ".join(told)))
     return lines

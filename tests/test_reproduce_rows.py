@@ -17,7 +17,7 @@ from sosn.cli.app import app
 from sosn.errors import DataError, UsageError
 from sosn.recipe import Recipe, load_recipe, override
 from sosn.reproduce import claims, mini_imagenet, omniglot, running
-from sosn.reproduce.ledger import gap, of_row, read_entry, read_ledger, same_recipe, summarise
+from sosn.reproduce.ledger import Entry, gap, of_row, read_entry, read_ledger, same_recipe, summarise, write_entry
 from sosn.reproduce.paper import MINI_IMAGENET, OMNIGLOT, ahead
 from sosn.reproduce.row import Measure, Row, changes
 from sosn.reproduce.table import TABLES, Options, plan, reproduce_rows
@@ -493,6 +493,15 @@ def test_a_figure_over_seeds_has_students_interval() -> None:
     alone = summarise(entries[:1], VAL, "running")
     assert alone is not None
     assert alone.between is None
+
+
+def test_an_entry_keeps_a_list_of_numbers_on_one_line(tmp_path: Path) -> None:
+    made: Entry = {"a": [1, -2.5, 3e-7], "b": {"c": ["1", 2], "d": [], "e": [[1, 2], [3]]}, "f": "[\n 1,\n 2]"}
+    write_entry(tmp_path / "entry.json", made)
+    text = (tmp_path / "entry.json").read_text("utf-8")
+    assert json.loads(text) == made
+    assert '"a": [1, -2.5, 3e-07],\n' in text
+    assert text.count("\n") == 15
 
 
 def test_a_gap_is_over_pairs_of_episodes_where_answers_were_kept() -> None:

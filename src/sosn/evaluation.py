@@ -125,7 +125,7 @@ def _evaluate_rows(
     if ties > TIES:
         warnings.warn(
             f"{100 * ties:.0f}% of the queries have the same highest score for several classes: the model was trained too "
-            "little, or on other kinds of images",
+            "little, or on other kinds of images, or it is as sure of them as it can be",
             SosnWarning,
             stacklevel=3,
         )

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,8 +54,11 @@ def find_figure(entry: Entry, measure: Measure, statistics: str) -> dict[str, An
 
 
 def write_entry(path: Path, entry: Entry) -> None:
+    """Keep an entry, with a line for each value and for each list of numbers."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, (json.dumps(entry, indent=1, ensure_ascii=False) + "\n").encode())
+    text = json.dumps(entry, indent=1, ensure_ascii=False)
+    text = re.sub(r"\[\n *-?\d[^\[\]{}\"]*\]", lambda numbers: f"[{' '.join(numbers[0][1:-1].split())}]", text)
+    write_atomically(path, f"{text}\n".encode())
 
 
 def read_entry(path: Path) -> Entry:
