@@ -2,12 +2,14 @@
 
 import json
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
 from scipy import stats
 
 from sosn.bench import evaluation_ratios
+from sosn.recipe import load_recipe, override
 from sosn.reproduce.ledger import interval
 
 ROOT = Path(__file__).parent.parent
@@ -90,38 +92,61 @@ def fill_data(text: str) -> str:
 
 def fill_speed(text: str) -> str:
     """The page on speed with the tables of every benchmark that was kept."""
-    parts: list[str] = []
-    for path in sorted((ROOT / "results").glob("bench-*.json")):
-        told = _read(f"results/{path.name}")
-        parts += [
-            f"### {told['machine']}", "",
-            f"`{path.name}`: sosn {told['versions']['sosn']}, torch {told['versions']['torch']}; a large matrix product "
-            f"runs at {told['peak_tflops']:.3g} TFLOP/s.", "",
-            "| training, an episode | contender | engine is faster by | episodes/s | pairs/s | of the floor | peak GiB |",
-            "|---|---|---|---|---|---|---|",
-        ]  # fmt: skip
-        for row in told["training"]:
-            for name, rate in row["episodes_per_second"].items():
-                share, memory = row["share_of_floor"].get(name), row["peak_gib"][name]
-                ratio = None if name.startswith("engine") else row["episodes_per_second"]["engine"] / rate
-                cells = [row["shape"], name, f"{ratio:.1f}×" if ratio else "", f"{rate:.3g}" if rate < 1000 else f"{rate:.0f}"]
-                cells += [f"{row['pairs_per_second'][name]:,.0f}", f"{100 * share:.1f}%" if share else ""]
-                parts.append(f"| {' | '.join([*cells, f'{memory:.2f}' if memory else ''])} |")
-        parts += ["", "| evaluation, an episode | contender | engine is faster by | ms |", "|---|---|---|---|"]
-        for row in told["evaluation"]:
-            ratios = evaluation_ratios(row["seconds_per_episode"])
-            for name, seconds in row["seconds_per_episode"].items():
-                shown = f"{ratios[name]:.2f}×" if name in ratios else ""
-                parts.append(f"| {row['shape']} | {name} | {shown} | {1e3 * seconds:.1f} |")
-        parts += ["", "| growth with | ms to train an episode |", "|---|---|"]
-        for name, rows in told["growth"].items():
-            costs = ", ".join(f"{one['shape']}: {one['ms_per_episode']:.1f}" for one in rows)
-            parts.append(f"| {name} | {costs} |")
-        parts.append("")
-    text = _put(text, "bench", "\n" + "\n".join(parts))
-    kept = (ROOT / "results/engine-accuracy.json").exists()
-    told = _read("results/engine-accuracy.json") if kept else {"rows": []}
+    kept = {path.name: _read(f"results/{path.name}") for path in sorted((ROOT / "results").glob("bench-*.json"))}
+    text = _put(text, "bench", "\n" + "\n".join(bench_tables(file, told) for file, told in kept.items()))
+    text = _put(text, "hosts", _hosts([kept["bench-h200.json"], _read("results/earlier/bench-h200.json")]))
+    path = "results/engine-accuracy.json"
+    told = _read(path) if (ROOT / path).exists() else {"rows": []}
     return _put(text, "engine-accuracy", "\n" + engine_accuracy(told) + "\n")
+
+
+def bench_tables(file: str, told: dict[str, Any]) -> str:
+    """What a benchmark measured, as tables."""
+    parts = [
+        f"### {told['machine']}", "",
+        f"`{file}`: sosn {told['versions']['sosn']}, torch {told['versions']['torch']}; a large matrix product "
+        f"runs at {told['peak_tflops']:.3g} TFLOP/s.{_missing(told)}", "",
+        "| training, an episode | contender | engine is faster by | episodes/s | pairs/s | of the floor | peak GiB |",
+        "|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for row in told["training"]:
+        for name, rate in row["episodes_per_second"].items():
+            share, memory = row["share_of_floor"].get(name), row["peak_gib"][name]
+            ratio = row["ratios"].get(f"engine / {name}")
+            cells = [row["shape"], name, f"{ratio:.1f}×" if ratio else "", f"{rate:.3g}" if rate < 1000 else f"{rate:.0f}"]
+            cells += [f"{row['pairs_per_second'][name]:,.0f}", f"{100 * share:.1f}%" if share else ""]
+            parts.append(f"| {' | '.join([*cells, f'{memory:.2f}' if memory else ''])} |")
+    parts += ["", "| evaluation, an episode | contender | engine is faster by | ms |", "|---|---|---|---|"]
+    for row in told["evaluation"]:
+        ratios = evaluation_ratios(row["seconds_per_episode"])
+        for name, seconds in row["seconds_per_episode"].items():
+            shown = f"{ratios[name]:.2f}×" if name in ratios else ""
+            parts.append(f"| {row['shape']} | {name} | {shown} | {1e3 * seconds:.1f} |")
+    parts += ["", "| growth with | ms to train an episode |", "|---|---|"]
+    for name, rows in told["growth"].items():
+        costs = ", ".join(f"{one['shape']}: {one['ms_per_episode']:.1f}" for one in rows)
+        parts.append(f"| {name} | {costs} |")
+    parts.append("")
+    return "\n".join(parts)
+
+
+def _missing(told: dict[str, Any]) -> str:
+    """A sentence where a file is from before whole steps and whole evaluations were measured."""
+    rates = (row["episodes_per_second"] for row in told["training"])
+    if any("engine, in sosn train" in names for names in rates):
+        return ""
+    return " Measured before *in sosn train* and *whole evaluation* were, and before easyfsl's encoder ran on plain layers."
+
+
+def _hosts(benchmarks: list[dict[str, Any]]) -> str:
+    """What the first shape gave on several machines of one kind."""
+    rows = [told["training"][0] for told in benchmarks]
+    rates = {name: [row["episodes_per_second"][name] for row in rows] for name in ("engine", "loop", "easyfsl")}
+    told = "; ".join(
+        f"{name} {' and '.join(f'{rate:.3g}' if rate < 1000 else f'{rate:.0f}' for rate in rates[name])}" for name in rates
+    )
+    ratios = " and ".join(f"{row['ratios']['engine / loop']:.0f}" for row in rows)
+    return f"{rows[0]['shape']} on two hosts with an {benchmarks[0]['machine']}, episodes/s: {told}; {ratios} times the loop."
 
 
 def engine_accuracy(told: dict[str, Any]) -> str:
@@ -133,22 +158,28 @@ def engine_accuracy(told: dict[str, Any]) -> str:
         "",
         "Models of one recipe and seed, trained either way and judged on the same validation episodes with the plain layers "
         "(`benchmarks/engine_accuracy.py`). Sums in another order make other roundings, so two trainings part as two seeds "
-        "do: what counts is the mean over seeds, with its 95% interval.",
+        "do: what counts is the mean over seeds, with its 95% interval. Seconds are of a whole short training, from "
+        "start-up to the last validation.",
         "",
-        "| recipe | machine | seeds | engine, % | layers one by one, % | difference, points | p |",
-        "|---|---|---|---|---|---|---|",
+        "| recipe | precision | machine | seeds | engine, % (s) | layers singly, % (s) | difference, points | by seed | p |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in told["rows"]:
         groups.setdefault((" ".join((row["recipe"], *row["words"])), row["machine"]), []).append(row)
     for (recipe, machine), own in groups.items():
-        figures = [_over_seeds([row[name]["accuracy"] for row in own], 2) for name in ("engine", "plain")]
+        precision = override(load_recipe(own[0]["recipe"]), own[0]["words"]).training.precision
+        figures = []
+        for name in ("engine", "plain"):
+            seconds = statistics.mean(row[name]["seconds"] for row in own)
+            figures.append(f"{_over_seeds([row[name]['accuracy'] for row in own], 2)} ({seconds:.1f})")
         differences = [row["difference"] for row in own]
+        spread = f"{100 * min(differences):+.2f} to {100 * max(differences):+.2f}"
         mean = 100 * sum(differences) / len(own)
         half = interval(differences)
         gap = f"{mean:+.2f}" if half is None else f"{mean:+.2f} ± {100 * half:.2f}"
         p = f"{stats.ttest_1samp(differences, 0).pvalue:.2f}" if len(own) > 1 else ""
-        rows.append(f"| {' | '.join([recipe, machine, str(len(own)), *figures, gap, p])} |")
+        rows.append(f"| {' | '.join([recipe, precision, machine, str(len(own)), *figures, gap, spread, p])} |")
     return "\n".join(rows)
 
 

@@ -16,6 +16,7 @@ HERE = Path(__file__).parent
 LEDGER = HERE.parent / "results" / "ledger"
 PAGE, CURVES = HERE / "reproduction.md", HERE / "ablations.png"
 TOLD_TIES = 0.002
+NEEDS = {"224×224": "These need ImageNet's own photos; the images at hand are 84×84."}
 TITLES = {"omniglot": "Omniglot", "mini-imagenet": "miniImageNet"}
 PAPER = {"omniglot": OMNIGLOT, "mini-imagenet": MINI_IMAGENET}
 INTRO = """# The paper's tables, and ours
@@ -106,7 +107,8 @@ def _group(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
     waiting = [f"`{row.id}`" for row in rows if not runs[row.id]]
     if waiting:
         summary = f"<details><summary>{len(waiting)} of {len(rows)} rows not run</summary>"
-        parts.append(f"{summary}\n\n{', '.join(waiting)}\n\n</details>\n")
+        told_why = f"\n\n{NEEDS[rows[0].group]}" if rows[0].group in NEEDS else ""
+        parts.append(f"{summary}\n\n{', '.join(waiting)}{told_why}\n\n</details>\n")
     return parts
 
 

@@ -4,7 +4,8 @@ import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch loads: spinning threads starve one another on a busy machine
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 if not Path("/dev/nvidia0").exists():  # before triton is imported: without a GPU its kernels run in the interpreter
@@ -13,9 +14,12 @@ if not Path("/dev/nvidia0").exists():  # before triton is imported: without a GP
 import pytest
 import torch
 
+from sosn.cli import main
 from sosn.memory import keep_freed_memory
 
 keep_freed_memory()
+
+Cli = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(autouse=True)
@@ -40,3 +44,22 @@ def real_data() -> Path:
     if not folder or not Path(folder).is_dir():
         pytest.skip("SOSN_DATA names no folder with real data")
     return Path(folder)
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
+    """Run `sosn WORDS…` in an empty folder: exit code, standard output, standard error."""
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["sosn", *words])
+        capsys.readouterr()
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run

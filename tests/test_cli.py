@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,33 +16,12 @@ import torch
 from PIL import Image
 
 import sosn
-from sosn.cli import main
+from conftest import Cli
 from sosn.cli.show import wide_console
 from sosn.errors import UsageError
 from sosn.recipe import load_recipe, shipped
 from sosn.tasks import evaluation_settings
 from test_training import TINY
-
-Cli = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
-    """Run `sosn WORDS…` in an empty folder: exit code, standard output, standard error."""
-
-    def run(*words: str) -> tuple[int, str, str]:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", ["sosn", *words])
-        capsys.readouterr()
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err
-
-    return run
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -352,70 +330,6 @@ def test_tables_read_well_in_eighty_columns(cli: Cli, monkeypatch: pytest.Monkey
         assert "…" not in out.replace("part1…part4", ""), words  # nothing is cut short
 
 
-ENGINES = ("engine", "engine, in sosn train")
-
-
-@pytest.mark.parametrize(
-    ("share", "left"),
-    [(0.9, set()), (1.1, {"loop"}), (2.7, {"loop", *ENGINES}), (8.1, {"loop", "vectorised", *ENGINES})],
-)
-def test_the_benchmark_leaves_out_what_may_not_fit(monkeypatch: pytest.MonkeyPatch, share: float, left: set[str]) -> None:
-    """Memory of so many times what one episode takes layer by layer; a vectorised step has eight, the engine needs a third."""
-    from sosn.bench import measure
-
-    monkeypatch.setattr(measure, "EPISODES", {"cpu": 8})
-    monkeypatch.setattr(measure, "has_easyfsl", lambda: False)
-    monkeypatch.setattr(measure, "_available", lambda device: share * measure._memory(measure.QUICK[0]) / measure.SHARE)
-    monkeypatch.setattr(measure, "_work", lambda *_: 1.0)
-    monkeypatch.setattr(measure, "_take_turns", lambda makers, *_: (dict.fromkeys(makers, 1.0), dict.fromkeys(makers)))
-    told = measure._training(measure.QUICK[0], torch.device("cpu"), 1.0, True)
-    assert set(told["episodes_per_second"]) == left
-
-
-def test_an_interrupted_benchmark_has_kept_what_it_measured(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from sosn.bench import measure
-
-    def stopped(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(measure, "_training", lambda shape, *_: {"shape": str(shape)})
-    monkeypatch.setattr(measure, "_evaluation", stopped)
-    code, _, err = cli("bench", "--quick", "--device", "cpu", "--out", "bench")
-    assert code == 130
-    kept = json.loads((tmp_path / "bench" / "bench.json").read_text())
-    assert kept["training"] == [{"shape": "5w1s1q 28²"}]
-    assert not kept["evaluation"]
-    assert "s  evaluation, 5w1s1q 28²" in err
-
-
-def test_a_slow_contender_is_called_once_a_turn_and_a_quick_one_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sosn.bench import measure
-
-    counts, clock = {"slow": 0, "quick": 0}, [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-
-    def contender(name: str, seconds: float) -> Callable[[], Callable[[], None]]:
-        def step() -> None:
-            counts[name] += 1
-            clock[0] += seconds
-
-        return lambda: step
-
-    seconds, _ = measure._take_turns(
-        {"slow": contender("slow", 3.0), "quick": contender("quick", 0.125)}, torch.device("cpu"), False
-    )
-    assert seconds == {"slow": 3.0, "quick": 0.125}
-    assert counts == {"slow": 1 + 3, "quick": 1 + 3 * 2}
-
-
-def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sosn.bench.run_bench", lambda *_: pytest.fail("measured"))
-    code, _, err = cli("bench", "--quick", "--out", f"{__file__}/results")
-    assert code == 2
-    assert "cannot make the folder" in err
-    assert "choose another --out" in err
-
-
 @pytest.mark.parametrize(
     ("error", "told"),
     [
@@ -450,22 +364,6 @@ def test_of_several_processes_on_a_machine_the_first_says_what_is_wrong(cli: Cli
         assert err.count("stepz") == lines
 
 
-def test_the_benchmarks_table_fits_into_eighty_columns(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from sosn.cli.show import show_bench
-
-    monkeypatch.setenv("COLUMNS", "80")
-    told = json.loads((Path(__file__).parent.parent / "results" / "bench-h200.json").read_text("utf-8"))
-    show_bench(told)
-    table = capsys.readouterr().out.partition("growth with")[0].splitlines()
-    assert max(map(len, table)) <= 80
-    for row in told["training"]:
-        for name, pairs in row["pairs_per_second"].items():
-            cells = (row["shape"], name.partition(",")[0], f"{pairs:,.0f}", f"{row['peak_gib'][name]:.2f}")
-            assert any(all(cell in line for cell in cells) for line in table), cells
-
-
 def test_the_card_of_a_model_tells_its_limits(cli: Cli) -> None:
     code, out, _ = cli("models", "glyphs")
     assert code == 0
@@ -485,17 +383,3 @@ def test_a_model_that_cannot_tell_classes_apart_says_so(cli: Cli, tmp_path: Path
     assert code == 0, err
     assert json.loads(out)["ties"] == 1
     assert "note: 100% of the queries have the same highest score for several classes" in err
-
-
-def test_the_benchmark_compares_contenders_in_one_run(cli: Cli, tmp_path: Path) -> None:
-    code, out, err = cli("bench", "--quick", "--device", "cpu", "--out", "bench", "--json")
-    assert code == 0, err
-    document = json.loads(out)
-    (row,) = document["training"]
-    assert {"loop", "vectorised", "engine"} <= row["episodes_per_second"].keys()
-    assert row["ratios"]["engine / loop"] == row["episodes_per_second"]["engine"] / row["episodes_per_second"]["loop"]
-    assert row["gflop_per_episode"] > 1
-    assert set(document["growth"]) == {"way", "shot", "image side", "permutations"}
-    assert json.loads((tmp_path / "bench" / "bench.json").read_text()) == document
-    with Image.open(tmp_path / "bench" / "bench.png") as picture:
-        assert picture.width > 800

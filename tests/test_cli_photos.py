@@ -11,14 +11,13 @@ import pytest
 from PIL import Image
 
 import sosn
+from conftest import Cli
 from sosn.answering import expectation, find_images
 from sosn.classifier import FewShotClassifier
 from sosn.errors import SosnWarning
 from sosn.models import shipped_models
-from test_cli import Cli, cli
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-__all__ = ["cli"]  # a fixture
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
+from conftest import Cli
 from sosn.comparison import compare_models, mflops_of_an_episode
 from sosn.data import open_bank
 from sosn.errors import UntrainedError, UsageError
@@ -14,10 +15,8 @@ from sosn.method import METHODS, Method, NearestPixels, method_class
 from sosn.recipe import load_recipe, override
 from sosn.storage import save_method
 from sosn.tasks import EvaluationSettings
-from test_cli import Cli, cli
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-__all__ = ["cli"]  # a fixture
 
 SMALL = ("alphabets=10", "characters=6", "drawings=8")
 WORDS = (*(f"data.{word}" for word in SMALL), "query=2", "episodes=6", "device=cpu")

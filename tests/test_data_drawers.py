@@ -13,6 +13,7 @@ from scipy.spatial.distance import cdist
 from torch import Tensor
 
 import sosn
+from conftest import Cli
 from sosn.data import Bank, EpisodeSampler
 from sosn.data.catalog import prepare_dataset
 from sosn.data.lake_runs import read_runs
@@ -23,9 +24,6 @@ from sosn.evaluation import draw_indices, evaluate_runs
 from sosn.method import NearestPixels
 from sosn.models import load_with_recipe
 from sosn.storage import write_model
-from test_cli import Cli, cli
-
-__all__ = ["cli"]  # a fixture
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.utils import parameters_to_vector
 
 import sosn
 from engines import agreement, astray, gradients, rights, scores
@@ -31,15 +30,19 @@ def recipe(*words: str) -> Recipe:
     return override(load_recipe("glyphs-5w1s"), [*SMALL.split(), *words])
 
 
+def flat(trainer: Trainer) -> Tensor:
+    return torch.cat([weight.detach().flatten() for weight in trainer.method.parameters()])
+
+
 def few_steps(wanted: Recipe, tmp_path: Path, captured: bool) -> tuple[list[float], Tensor]:
     """The losses of a few steps, and how far they moved the weights."""
     trainer = Trainer(wanted, Run(tmp_path / str(captured)), Silent())
     if not captured:
         trainer.learn = trainer.take
     assert isinstance(trainer.learn, CapturedStep) == captured
-    before = parameters_to_vector(trainer.method.parameters()).detach().clone()
+    before = flat(trainer)
     losses = [trainer.advance().item() for _ in range(FREE_STEPS + 5)]
-    return losses, parameters_to_vector(trainer.method.parameters()).detach() - before
+    return losses, flat(trainer) - before
 
 
 @pytest.mark.parametrize(
@@ -92,17 +95,23 @@ def test_the_engine_has_the_gradients_of_the_layers_one_by_one(shape: Shape) -> 
 
 def test_training_in_half_precision_learns_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     wanted = recipe("steps=60", "precision=bf16", "every=20")
-    whole = train(wanted, tmp_path / "whole")
-    trainer = Trainer(wanted, Run(tmp_path / "broken"), Silent())
+    trainer = Trainer(wanted, Run(tmp_path / "run"), Silent())
     trainer.run.create(wanted, trainer.contents)
-    for _ in range(30):
-        trainer.advance()
+    losses = [trainer.advance().item() for _ in range(30)]
     trainer.save()
-    resumed = train(wanted, tmp_path / "broken", resume=True)
-    assert whole.evaluation is not None
-    assert resumed.evaluation is not None
-    assert abs(whole.evaluation.accuracy - resumed.evaluation.accuracy) < 0.2
-    assert whole.evaluation.accuracy > 0.3
+    before = flat(trainer)
+    resumed = Trainer(wanted, Run(tmp_path / "run"), Silent())
+    resumed.load()
+    assert resumed.step == 30
+    torch.testing.assert_close(flat(resumed), before, rtol=0, atol=0)
+    pairs = [(one.advance().item(), other.advance().item()) for one, other in [(trainer, resumed)] * 8]
+    torch.testing.assert_close([ours for _, ours in pairs], [theirs for theirs, _ in pairs], rtol=0.05, atol=1e-3)
+    moved, ours = flat(trainer) - before, flat(resumed) - before
+    assert (ours - moved).norm() < 0.3 * moved.norm()  # moments of the optimiser that began anew would lead elsewhere
+    finished = train(wanted, tmp_path / "run", resume=True).evaluation
+    assert finished is not None
+    assert finished.accuracy > 0.6
+    assert losses[0] > 2 * losses[-1]
 
 
 @pytest.mark.parametrize(("half", "share"), [(False, 0.999), (True, 0.99)], ids=["fp32", "bf16"])

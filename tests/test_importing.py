@@ -11,15 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sosn
+from conftest import Cli
 from sosn.episode import Episode
 from sosn.errors import CheckpointError, UsageError
 from sosn.importing import import_relation_net
 from sosn.models import load_with_recipe
 from sosn.storage import read_about, write_model
-from test_cli import Cli, cli
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-__all__ = ["cli"]  # a fixture
 
 
 class Block(nn.Sequential):

@@ -8,16 +8,15 @@ import torch
 from PIL import Image
 
 import sosn
+from conftest import Cli
 from sosn.data import Bank
 from sosn.errors import DataError, UntrainedError, UsageError
 from sosn.storage import load_tensors
 from sosn.tasks import evaluate_model, tune_model
 from sosn.training.seen import seen_by
 from sosn.tuning import FOLDS, Tuned, _folds, _tuned, tune
-from test_cli import Cli, cli
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-__all__ = ["cli"]  # a fixture
 STEPS = 12
 
 

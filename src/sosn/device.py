@@ -1,8 +1,12 @@
 """Where the work is done."""
 
+import platform
+import re
 import subprocess
 import sys
 import warnings
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 
@@ -27,9 +31,19 @@ def resolve_device(name: str) -> torch.device:
 def machine(device: torch.device | None = None) -> str:
     """What computes here, or this device of it, in a few words."""
     on_gpu = torch.cuda.is_available() if device is None else device.type == "cuda"
-    return torch.cuda.get_device_name(device) if on_gpu else f"CPU, {torch.get_num_threads()} threads"
+    return torch.cuda.get_device_name(device) if on_gpu else f"CPU, {torch.get_num_threads()} threads ({_processor()})"
 
 
+def _processor() -> str:
+    """What this machine's processor calls itself."""
+    with suppress(OSError):
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE)
+        if found:
+            return " ".join(found[1].split())
+    return platform.processor() or platform.machine()
+
+
+PATIENCE = 120  # seconds that a probe may take, of which most go to importing PyTorch
 PROBE = """
 import time, torch
 
@@ -49,7 +63,10 @@ print(seconds(torch.bfloat16) / seconds(torch.float32))
 
 def check_bf16() -> None:
     """Refuse bf16 on a CPU whose bf16 convolutions kill the process, and say where they do not pay: a child process tries."""
-    tried = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=False)
+    try:
+        tried = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=False, timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        raise UsageError("bf16 convolutions do not come to an end on this CPU: use precision=fp32") from None
     if tried.returncode:
         raise UsageError("bf16 convolutions do not work on this CPU: use precision=fp32")
     ratio = float(tried.stdout)

@@ -132,6 +132,12 @@ def loop_step(shape: Shape, device: torch.device) -> Step:
         optimiser.step()
         return loss.detach()
 
+    return _plainly(step)
+
+
+def _plainly(step: Callable[[], Tensor]) -> Step:
+    """A step in which no layer of ours runs on the engine."""
+
     def run() -> Tensor:
         with engine("plain"):
             return step()
@@ -167,21 +173,20 @@ def easyfsl_step(shape: Shape, device: torch.device) -> Step:
         optimiser.step()
         return loss.detach()
 
-    return step
+    return _plainly(step)
 
 
 def judging(shape: Shape, device: torch.device, name: Engine, encoded: bool) -> Step:
     """Scores of one episode; encoded: from feature maps that are known already."""
     model, episode = shape.model(device).eval(), shape.episode(1, device)
+    with torch.inference_mode(), engine(name):
+        support = model.encode(episode.support.flatten(0, 2)).unflatten(0, episode.support.shape[:3])
+        query = model.encode(episode.query.flatten(0, 1)).unsqueeze(0)
 
     def run() -> Tensor:
         with torch.inference_mode(), engine(name):
-            return model.compare(*maps) if encoded else model(episode)
+            return model.compare(support, query) if encoded else model(episode)
 
-    maps: tuple[Tensor, Tensor] = (torch.empty(0), torch.empty(0))
-    with torch.inference_mode():
-        support = model.encode(episode.support.flatten(0, 2)).unflatten(0, episode.support.shape[:3])
-        maps = (support, model.encode(episode.query.flatten(0, 1)).unsqueeze(0))
     return run
 
 
@@ -207,7 +212,7 @@ def easyfsl_judging(shape: Shape, device: torch.device, encoded: bool) -> Step:
     classes = torch.arange(shape.way, device=device).repeat_interleave(shape.shot)
     if encoded:
         encoder = Conv4(shape.channels).to(device).eval()
-        with torch.inference_mode():
+        with torch.inference_mode(), engine("plain"):
             support, query = encoder(support), encoder(query)
 
     def run() -> Tensor:
@@ -216,4 +221,4 @@ def easyfsl_judging(shape: Shape, device: torch.device, encoded: bool) -> Step:
             scores: Tensor = model(query)
             return scores
 
-    return run
+    return _plainly(run)

@@ -6,6 +6,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,6 +30,7 @@ from sosn.bench.contenders import (
 from sosn.device import machine, resolve_device
 from sosn.kernel import engine
 from sosn.memory import keep_freed_memory
+from sosn.training.capture import FREE_STEPS
 
 SHAPES = (Shape(5, 1, 15, 84), Shape(5, 5, 10, 84), Shape(20, 1, 5, 28, 1), Shape(20, 1, 10, 28, 1), Shape(5, 1, 5, 224))
 QUICK = (Shape(5, 1, 1, 28, 1),)
@@ -43,7 +45,7 @@ EVALUATED = {"cuda": 200, "cpu": 20}  # episodes of a whole evaluation, fewer wh
 EVALUATED_PAIRS = 100_000
 LONG = 20.0  # seconds of a call: where one is longer, contenders have one turn, not three
 TURN = {"cuda": (0.4, 20), "cpu": (1.0, 2)}  # calls of a turn: as many as start within these seconds, and the most there may be
-WARM = 5  # calls before the turns on a GPU, where the first ones compile and capture; two of a step that is slow anyway
+WARM = {"training": FREE_STEPS + 2, "evaluation": 2}  # calls before the turns on a GPU: the first compile, a later one captures
 SHARE = 0.75  # of the memory that a contender may need by estimate; others are left out
 MANY = 32  # episodes in a step of the engine on a GPU, where pairs are few
 
@@ -67,32 +69,40 @@ def run_bench(
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:
-        peak = _peak(place, quick)
-        shapes = QUICK if quick else SHAPES
-        document: dict[str, Any] = {
-            "machine": machine(place),
-            "versions": {"sosn": sosn.__version__, "torch": torch.__version__},
-            "peak_tflops": peak / 1e12,
-            "easyfsl": has_easyfsl(),
-            "training": [],
-            "evaluation": [],
-            "growth": {},
-        }
-        for shape in shapes:
-            tell(f"training, {shape}")
-            document["training"].append(_training(shape, place, peak, quick))
-            keep(document)
-        for shape in shapes[:1] if place.type == "cpu" else shapes:
-            tell(f"evaluation, {shape}")
-            document["evaluation"].append(_evaluation(shape, place, quick))
-            keep(document)
-        for name, row in GROWTH.items():
-            tell(f"growth with {name}")
-            fitting = [shape for shape in (row[:1] if quick else row) if _fits(shape, 1, place, place.type == "cuda", "engine")]
-            document["growth"][name] = [_growth(shape, place, quick) for shape in fitting]
-            keep(document)
+        with torch.cuda.device(place) if place.type == "cuda" else nullcontext():  # whose memory is read, which is waited for
+            return _measure(place, quick, tell, keep)
     finally:
         torch.backends.cudnn.benchmark = before
+
+
+def _measure(
+    place: torch.device, quick: bool, tell: Callable[[str], None], keep: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """All measurements, one after the other."""
+    peak = _peak(place, quick)
+    shapes = QUICK if quick else SHAPES
+    document: dict[str, Any] = {
+        "machine": machine(place),
+        "versions": {"sosn": sosn.__version__, "torch": torch.__version__},
+        "peak_tflops": peak / 1e12,
+        "easyfsl": has_easyfsl(),
+        "training": [],
+        "evaluation": [],
+        "growth": {},
+    }
+    for shape in shapes:
+        tell(f"training, {shape}")
+        document["training"].append(_training(shape, place, peak, quick))
+        keep(document)
+    for shape in shapes[:1] if place.type == "cpu" else shapes:
+        tell(f"evaluation, {shape}")
+        document["evaluation"].append(_evaluation(shape, place, quick))
+        keep(document)
+    for name, row in GROWTH.items():
+        tell(f"growth with {name}")
+        fitting = [shape for shape in (row[:1] if quick else row) if _fits(shape, 1, place, place.type == "cuda", "engine")]
+        document["growth"][name] = [told for shape in fitting if (told := _growth(shape, place, quick))]
+        keep(document)
     return document
 
 
@@ -111,7 +121,7 @@ def _training(shape: Shape, device: torch.device, peak: float, quick: bool) -> d
     if has_easyfsl():
         makers["easyfsl"] = (1, partial(easyfsl_step, shape, device))
     seconds, memory = _take_turns({name: maker for name, (_, maker) in makers.items()}, device, quick)
-    rates = {name: makers[name][0] / seconds[name] for name in makers}
+    rates = {name: makers[name][0] / duration for name, duration in seconds.items()}
     work = _work(shape, device)
     return {
         "shape": str(shape),
@@ -122,7 +132,7 @@ def _training(shape: Shape, device: torch.device, peak: float, quick: bool) -> d
         },
         "episodes_per_second": rates,
         "pairs_per_second": {name: rate * shape.pairs for name, rate in rates.items()},
-        "episodes_per_step": {name: count for name, (count, _) in makers.items()},
+        "episodes_per_step": {name: makers[name][0] for name in rates},
         "peak_gib": memory,
         "gflop_per_episode": work / 1e9,
         "share_of_floor": {name: rate * work / peak for name, rate in rates.items() if name != "easyfsl"},
@@ -142,30 +152,36 @@ def _evaluation(shape: Shape, device: torch.device, quick: bool) -> dict[str, An
         "plain, whole evaluation": partial(whole_evaluation, shape, device, "plain", episodes),
         "engine, whole evaluation": partial(whole_evaluation, shape, device, "auto", episodes),
     }
-    seconds, _ = _take_turns(makers | whole, device, quick)
-    seconds |= {name: seconds[name] / episodes for name in whole}
+    seconds, _ = _take_turns(makers | whole, device, quick, "evaluation")
+    seconds |= {name: seconds[name] / episodes for name in whole if name in seconds}
     return {"shape": str(shape), "ratios": evaluation_ratios(seconds), "seconds_per_episode": seconds, "episodes": episodes}
 
 
 def evaluation_ratios(seconds: Mapping[str, float]) -> dict[str, float]:
     """How many times longer than the engine each other contender took for the same work, which its name ends with."""
     others = [name for name in seconds if not name.startswith("engine")]
-    return {name: seconds[name] / seconds[f"engine, {name.partition(', ')[2]}"] for name in others}
+    engines = {name: f"engine, {name.partition(', ')[2]}" for name in others}
+    return {name: seconds[name] / seconds[ours] for name, ours in engines.items() if ours in seconds}
 
 
-def _growth(shape: Shape, device: torch.device, quick: bool) -> dict[str, Any]:
-    """Milliseconds that the engine takes to train one episode."""
+def _growth(shape: Shape, device: torch.device, quick: bool) -> dict[str, Any] | None:
+    """Milliseconds that the engine takes to train one episode; None where memory does not suffice."""
     makers = {"engine": partial(training_step, shape, 1, device, device.type == "cuda", "auto")}
     seconds, memory = _take_turns(makers, device, quick)
+    if not seconds:
+        return None
     return {"shape": str(shape), "ms_per_episode": 1e3 * seconds["engine"], "peak_gib": memory["engine"]}
 
 
 def _take_turns(
-    makers: Mapping[str, Callable[[], Step]], device: torch.device, quick: bool
+    makers: Mapping[str, Callable[[], Step]], device: torch.device, quick: bool, kind: str = "training"
 ) -> tuple[dict[str, float], dict[str, float | None]]:
-    """Seconds a call (the median of the turns taken) and peak memory on a GPU, of contenders that run one after the other."""
+    """Seconds a call (the median of the turns taken) and peak memory on a GPU, of contenders that run one after the other.
+
+    One for which the GPU's memory does not suffice beside those before it is left out.
+    """
     cuda = device.type == "cuda"
-    memory: dict[str, float | None] = dict.fromkeys(makers)
+    memory: dict[str, float | None] = {}
     steps: dict[str, Step] = {}
     calls: dict[str, int] = {}
     slowest = 0.0
@@ -176,16 +192,16 @@ def _take_turns(
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated() if cuda else 0
-        steps[name] = maker()
-        for call in range(WARM if cuda else 1):
-            seconds = _timed(steps[name], 1, cuda)
-            if call and seconds > span:
-                break
-        slowest = max(slowest, seconds)
+        try:
+            step = maker()
+            for _ in range(WARM[kind] if cuda else 1):
+                seconds = _timed(step, 1, cuda)
+        except torch.OutOfMemoryError:
+            continue
+        steps[name], slowest = step, max(slowest, seconds)
         calls[name] = 1 if quick else min(most, math.ceil(span / seconds))
-        if cuda:
-            memory[name] = (torch.cuda.max_memory_allocated() - held) / 2**30
-    turns: dict[str, list[float]] = {name: [] for name in makers}
+        memory[name] = (torch.cuda.max_memory_allocated() - held) / 2**30 if cuda else None
+    turns: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(1 if quick or slowest > LONG else 3):
         for name, step in steps.items():
             turns[name].append(_timed(step, calls[name], cuda))

@@ -202,7 +202,7 @@ def recipes(name: Annotated[str | None, typer.Argument(help="Print this recipe."
 @app.command()
 def bench(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    quick: Annotated[bool, typer.Option("--quick", help="A few small shapes once, to see that it works.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="One small shape once, to see that it works.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for bench.json and bench.png.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -211,21 +211,27 @@ def bench(
     from sosn.cli.show import console, show_bench
     from sosn.files import write_atomically
 
+    def keep(measured: dict[str, Any]) -> None:
+        if out is not None:
+            write_atomically(out / "bench.part.json", (json.dumps(measured, indent=2) + "\n").encode())
+
     if out is not None:
         try:
             out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:  # before minutes are spent
+        except OSError as error:
             raise UsageError(f"cannot make the folder {str(out)!r} ({error.strerror}): choose another --out") from error
-
-    def keep(measured: dict[str, Any]) -> None:
+        keep({})  # fails, if it does, before minutes are spent
+    try:
+        document = run_bench(device, quick, lambda sentence: console.print(sentence), keep)
+    except KeyboardInterrupt:
         if out is not None:
-            write_atomically(out / "bench.json", (json.dumps(measured, indent=2) + "\n").encode())
-
-    document = run_bench(device, quick, lambda sentence: console.print(sentence), keep)
+            console.print(f"what was measured is in {out / 'bench.part.json'}")
+        raise
     if out is not None:
         from sosn.report.bench import save_bench_figure
 
         save_bench_figure(document, out / "bench.png")
+        (out / "bench.part.json").replace(out / "bench.json")
     if as_json:
         _print_json(document)
     else:
