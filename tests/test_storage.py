@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 import sosn
 from sosn.episode import Episode
 from sosn.errors import CheckpointError, SosnError, UsageError
-from sosn.files import write_atomically
+from sosn.files import digest, write_atomically
 from sosn.method import Method, NearestPixels, SoSN
 from sosn.models import model_path, pack
 from sosn.recipe import RECIPE_FILE, load_recipe, override
@@ -306,3 +307,17 @@ def test_a_description_that_cannot_be_built_is_refused(tmp_path: Path, about: di
     save_tensors(tmp_path / "odd.safetensors", {"a": torch.zeros(1)}, about)
     with pytest.raises(CheckpointError, match="cannot build"):
         load_method(tmp_path / "odd.safetensors")
+
+
+def test_a_digest_tells_other_contents_names_and_places_apart(tmp_path: Path) -> None:
+    def of(files: dict[str, str]) -> str:
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        for name, content in (files | {"notes.txt": str(folder)}).items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(content)
+        return digest(folder, "*.py")
+
+    seen = [of({"a.py": one, name: other}) for name in ("b.py", "c.py", "sub/b.py") for one, other in (("1", "2"), ("12", ""))]
+    assert len(set(seen)) == len(seen)
+    assert of({"b.py": "2", "a.py": "1"}) == seen[0]
+    assert len(seen[0]) == 16

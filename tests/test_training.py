@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import resource
 import shutil
 import signal
@@ -115,6 +116,7 @@ def test_a_run_folder_says_what_ran(tmp_path: Path) -> None:
     about = json.loads((tmp_path / "run" / "run.json").read_text())
     assert about["seed"] == 0
     assert about["versions"]["torch"] == torch.__version__
+    assert re.fullmatch("[0-9a-f]{16}", about["versions"]["code"])
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows if "val_accuracy" in row] == [10, 20]
     assert all(math.isfinite(row["loss"]) for row in rows if "loss" in row)

@@ -1,5 +1,6 @@
-"""Files that are whole or not there."""
+"""Files that are whole or not there, and what tells them apart."""
 
+import hashlib
 import os
 import tempfile
 from pathlib import Path
@@ -23,3 +24,12 @@ def write_atomically(path: Path, content: bytes) -> None:
     finally:
         if temporary:  # gone already where all went well
             Path(temporary).unlink(missing_ok=True)
+
+
+def digest(folder: Path, pattern: str) -> str:
+    """Sixteen hexadecimal digits that tell what the files of a folder hold, by their names from there on."""
+    told = hashlib.sha256()
+    for path in sorted(folder.rglob(pattern)):
+        told.update(f"{path.relative_to(folder).as_posix()} {path.stat().st_size}\n".encode())
+        told.update(path.read_bytes())
+    return told.hexdigest()[:16]

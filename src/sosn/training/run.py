@@ -16,7 +16,7 @@ import sosn
 from sosn.data import Bank
 from sosn.device import machine
 from sosn.errors import CheckpointError, DataError, SosnError, UsageError
-from sosn.files import write_atomically
+from sosn.files import digest, write_atomically
 from sosn.recipe import RECIPE_FILE, Recipe, load_recipe, without_place
 from sosn.storage import WEIGHTS_FILE
 
@@ -178,9 +178,10 @@ class Run:
 
 
 def circumstances() -> dict[str, Any]:
-    """What computes here: versions and machine."""
+    """What computes here: versions, the code itself, and the machine."""
+    ours = {"sosn": sosn.__version__, "code": digest(Path(sosn.__file__).parent, "*.py")}
     return {
-        "versions": {"sosn": sosn.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        "versions": ours | {"torch": torch.__version__, "python": platform.python_version()},
         "machine": {"platform": f"{platform.system()} {platform.machine()}", "device": machine()},
     }
 
