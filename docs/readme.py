@@ -95,6 +95,7 @@ def fill_speed(text: str) -> str:
     kept = {path.name: _read(f"results/{path.name}") for path in sorted((ROOT / "results").glob("bench-*.json"))}
     text = _put(text, "bench", "\n" + "\n".join(bench_tables(file, told) for file, told in kept.items()))
     text = _put(text, "hosts", _hosts([kept["bench-h200.json"], _read("results/earlier/bench-h200.json")]))
+    text = _put(text, "twice", _twice([kept["bench-cpu.json"], _read("results/earlier/bench-cpu.json")]))
     path = "results/engine-accuracy.json"
     told = _read(path) if (ROOT / path).exists() else {"rows": []}
     return _put(text, "engine-accuracy", "\n" + engine_accuracy(told) + "\n")
@@ -147,6 +148,16 @@ def _hosts(benchmarks: list[dict[str, Any]]) -> str:
     )
     ratios = " and ".join(f"{row['ratios']['engine / loop']:.0f}" for row in rows)
     return f"{rows[0]['shape']} on two hosts with an {benchmarks[0]['machine']}, episodes/s: {told}; {ratios} times the loop."
+
+
+def _twice(benchmarks: list[dict[str, Any]]) -> str:
+    """What evaluation of the first shape took on one machine at two times."""
+    rows = [told["evaluation"][0]["seconds_per_episode"] for told in benchmarks]
+    told = []
+    for kind in ("features known", "with encoding", "whole evaluation"):
+        times = " and ".join(f"{1e3 * row['engine, ' + kind]:.0f}" for row in rows)
+        told.append(f"{kind} {times} ms")
+    return f"{benchmarks[0]['evaluation'][0]['shape']} on the engine at two times on this CPU, an episode: {'; '.join(told)}."
 
 
 def engine_accuracy(told: dict[str, Any]) -> str:
