@@ -8,7 +8,7 @@ demo: .venv/.installed
 	$(BIN)/sosn demo
 
 test: .venv/.tested
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 lint: .venv/.tested
 	$(BIN)/ruff check .

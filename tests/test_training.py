@@ -169,7 +169,7 @@ def test_test_classes_are_never_opened_in_training(tmp_path: Path, monkeypatch: 
 
 
 def test_a_few_steps_lower_the_loss_and_beat_chance(tmp_path: Path) -> None:
-    words = "characters=24 drawings=20 steps=60 every=60 val_episodes=40 val_query=5 query=2 recalibrate=10 average=0.9".split()
+    words = "characters=24 drawings=20 steps=40 every=40 val_episodes=40 val_query=5 query=2 recalibrate=10 average=0.9".split()
     result = train(tiny(*words), tmp_path / "run")
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in rows if "loss" in row]
