@@ -17,7 +17,7 @@ import sosn
 from engines import agreement, scores
 from sosn import evaluation
 from sosn.data import Bank
-from sosn.device import check_bf16
+from sosn.device import check_bf16, try_bf16
 from sosn.episode import Episode
 from sosn.errors import DataError, UsageError
 from sosn.evaluation import Evaluation, compare, evaluate, mean_ci95
@@ -435,20 +435,37 @@ def test_the_engine_answers_as_the_plain_layers_do() -> None:
     assert agreement(glyph_scores("engine=auto"), glyph_scores("engine=plain")) >= 0.999
 
 
-@pytest.mark.parametrize(("code", "ratio"), [(-4, ""), (0, "0.5\n"), (0, "2.5\n")])
+@pytest.mark.parametrize(
+    ("code", "ratio", "refused"),
+    [(-4, "", "do not work"), (0, "", "do not come to an end"), (0, "0.5\n", ""), (0, "2.5\n", "")],
+)
 def test_half_precision_is_tried_by_a_child_and_told_where_it_does_not_pay(
-    monkeypatch: pytest.MonkeyPatch, code: int, ratio: str
+    monkeypatch: pytest.MonkeyPatch, code: int, ratio: str, refused: str
 ) -> None:
-    monkeypatch.setattr("subprocess.run", lambda words, **_: subprocess.CompletedProcess(words, code, ratio, ""))
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        if code:
-            with pytest.raises(UsageError, match="bf16 convolutions do not work on this CPU: use precision=fp32"):
-                check_bf16()
-        else:
-            check_bf16()
-    expected = ["bf16 convolutions take 2.5 times as long as others on this CPU: precision=fp32 is faster"]
+    tries = []
+
+    def child(words: list[str], timeout: float, **_: object) -> subprocess.CompletedProcess[str]:
+        tries.append(words)
+        if not code and not ratio:
+            raise subprocess.TimeoutExpired(words, timeout)
+        return subprocess.CompletedProcess(words, code, ratio, "")
+
+    monkeypatch.setattr("subprocess.run", child)
+    try_bf16.cache_clear()
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                if refused:
+                    with pytest.raises(UsageError, match=f"bf16 convolutions {refused} on this CPU: use precision=fp32"):
+                        check_bf16()
+                else:
+                    check_bf16()
+    finally:
+        try_bf16.cache_clear()
+    expected = ["bf16 convolutions take 2.5 times as long as others on this CPU: precision=fp32 is faster"] * 2
     assert [str(one.message) for one in told] == (expected if ratio == "2.5\n" else [])
+    assert len(tries) == 1
 
 
 def test_half_precision_is_used_where_the_processor_can_and_refused_elsewhere() -> None:

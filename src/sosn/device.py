@@ -6,6 +6,7 @@ import subprocess
 import sys
 import warnings
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -63,13 +64,19 @@ print(seconds(torch.bfloat16) / seconds(torch.float32))
 
 def check_bf16() -> None:
     """Refuse bf16 on a CPU whose bf16 convolutions kill the process, and say where they do not pay: a child process tries."""
+    found = try_bf16()
+    if isinstance(found, str):
+        raise UsageError(f"bf16 convolutions {found} on this CPU: use precision=fp32")
+    if found > 1:
+        sentence = f"bf16 convolutions take {found:.1f} times as long as others on this CPU: precision=fp32 is faster"
+        warnings.warn(sentence, SosnWarning, stacklevel=2)
+
+
+@cache
+def try_bf16() -> float | str:
+    """How many times longer than others bf16 convolutions take, or what is wrong with them; a process finds out once."""
     try:
         tried = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=False, timeout=PATIENCE)
     except subprocess.TimeoutExpired:
-        raise UsageError("bf16 convolutions do not come to an end on this CPU: use precision=fp32") from None
-    if tried.returncode:
-        raise UsageError("bf16 convolutions do not work on this CPU: use precision=fp32")
-    ratio = float(tried.stdout)
-    if ratio > 1:
-        sentence = f"bf16 convolutions take {ratio:.1f} times as long as others on this CPU: precision=fp32 is faster"
-        warnings.warn(sentence, SosnWarning, stacklevel=2)
+        return "do not come to an end"
+    return "do not work" if tried.returncode else float(tried.stdout)
