@@ -225,7 +225,7 @@ def test_sosn_learns_as_well_in_two_processes_as_in_one(tmp_path: Path) -> None:
     two, one = json.loads(ended.stdout), train(tiny(*LEARNS), tmp_path / "one").evaluation
     assert one is not None
     assert two["fingerprint"] == one.fingerprint
-    assert min(two["accuracy"], one.accuracy) > 0.5  # chance is 0.33; 0.7 to 0.78 was seen with five seeds
+    assert min(two["accuracy"], one.accuracy) > 0.5  # chance is 0.33; 0.63 to 0.76 was seen with four seeds
     assert abs(two["accuracy"] - one.accuracy) < two["ci95"] + one.ci95
 
 
