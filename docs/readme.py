@@ -114,7 +114,7 @@ def bench_tables(file: str, told: dict[str, Any]) -> str:
         for name, rate in row["episodes_per_second"].items():
             share, memory = row["share_of_floor"].get(name), row["peak_gib"][name]
             ratio = row["ratios"].get(f"engine / {name}")
-            cells = [row["shape"], name, f"{ratio:.1f}×" if ratio else "", f"{rate:.3g}" if rate < 1000 else f"{rate:.0f}"]
+            cells = [row["shape"], name, f"{ratio:.1f}×" if ratio else "", _rate(rate)]
             cells += [f"{row['pairs_per_second'][name]:,.0f}", f"{100 * share:.1f}%" if share else ""]
             parts.append(f"| {' | '.join([*cells, f'{memory:.2f}' if memory else ''])} |")
     parts += ["", "| evaluation, an episode | contender | engine is faster by | ms |", "|---|---|---|---|"]
@@ -131,6 +131,10 @@ def bench_tables(file: str, told: dict[str, Any]) -> str:
     return "\n".join(parts)
 
 
+def _rate(rate: float) -> str:
+    return f"{rate:.3g}" if rate < 1000 else f"{rate:.0f}"
+
+
 def _missing(told: dict[str, Any]) -> str:
     """A sentence where a file is from before whole steps and whole evaluations were measured."""
     rates = (row["episodes_per_second"] for row in told["training"])
@@ -142,10 +146,8 @@ def _missing(told: dict[str, Any]) -> str:
 def _hosts(benchmarks: list[dict[str, Any]]) -> str:
     """What the first shape gave on several machines of one kind."""
     rows = [told["training"][0] for told in benchmarks]
-    rates = {name: [row["episodes_per_second"][name] for row in rows] for name in ("engine", "loop", "easyfsl")}
-    told = "; ".join(
-        f"{name} {' and '.join(f'{rate:.3g}' if rate < 1000 else f'{rate:.0f}' for rate in rates[name])}" for name in rates
-    )
+    rates = {name: [_rate(row["episodes_per_second"][name]) for row in rows] for name in ("engine", "loop", "easyfsl")}
+    told = "; ".join(f"{name} {' and '.join(own)}" for name, own in rates.items())
     ratios = " and ".join(f"{row['ratios']['engine / loop']:.0f}" for row in rows)
     return f"{rows[0]['shape']} on two hosts with an {benchmarks[0]['machine']}, episodes/s: {told}; {ratios} times the loop."
 

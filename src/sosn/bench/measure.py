@@ -193,12 +193,10 @@ def _take_turns(
             torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated() if cuda else 0
         try:
-            step = maker()
-            for _ in range(WARM[kind] if cuda else 1):
-                seconds = _timed(step, 1, cuda)
-        except torch.OutOfMemoryError:
+            steps[name], seconds = _warmed(maker, WARM[kind] if cuda else 1, cuda)
+        except torch.OutOfMemoryError:  # what was made of it is gone with the call
             continue
-        steps[name], slowest = step, max(slowest, seconds)
+        slowest = max(slowest, seconds)
         calls[name] = 1 if quick else min(most, math.ceil(span / seconds))
         memory[name] = (torch.cuda.max_memory_allocated() - held) / 2**30 if cuda else None
     turns: dict[str, list[float]] = {name: [] for name in steps}
@@ -206,6 +204,12 @@ def _take_turns(
         for name, step in steps.items():
             turns[name].append(_timed(step, calls[name], cuda))
     return {name: statistics.median(times) for name, times in turns.items()}, memory
+
+
+def _warmed(maker: Callable[[], Step], calls: int, cuda: bool) -> tuple[Step, float]:
+    """A contender that was called so many times, and the seconds of the last."""
+    step = maker()
+    return step, [_timed(step, 1, cuda) for _ in range(calls)][-1]
 
 
 def _timed(step: Step, calls: int, cuda: bool) -> float:
