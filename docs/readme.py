@@ -94,7 +94,8 @@ def fill_speed(text: str) -> str:
     """The page on speed with the tables of every benchmark that was kept."""
     kept = {path.name: _read(f"results/{path.name}") for path in sorted((ROOT / "results").glob("bench-*.json"))}
     text = _put(text, "bench", "\n" + "\n".join(bench_tables(file, told) for file, told in kept.items()))
-    text = _put(text, "hosts", _hosts([kept["bench-h200.json"], _read("results/earlier/bench-h200.json")]))
+    before = [_read(f"results/earlier/{path.name}") for path in sorted((ROOT / "results/earlier").glob("bench-h200*.json"))]
+    text = _put(text, "hosts", _hosts([*before, kept["bench-h200.json"]]))
     text = _put(text, "twice", _twice([kept["bench-cpu.json"], _read("results/earlier/bench-cpu.json")]))
     path = "results/engine-accuracy.json"
     told = _read(path) if (ROOT / path).exists() else {"rows": []}
@@ -147,9 +148,17 @@ def _hosts(benchmarks: list[dict[str, Any]]) -> str:
     """What the first shape gave on several machines of one kind."""
     rows = [told["training"][0] for told in benchmarks]
     rates = {name: [_rate(row["episodes_per_second"][name]) for row in rows] for name in ("engine", "loop", "easyfsl")}
-    told = "; ".join(f"{name} {' and '.join(own)}" for name, own in rates.items())
-    ratios = " and ".join(f"{row['ratios']['engine / loop']:.0f}" for row in rows)
-    return f"{rows[0]['shape']} on two hosts with an {benchmarks[0]['machine']}, episodes/s: {told}; {ratios} times the loop."
+    told = "; ".join(f"{name} {_listed(own)}" for name, own in rates.items())
+    ratios = _listed([f"{row['ratios']['engine / loop']:.0f}" for row in rows])
+    return (
+        f"{rows[0]['shape']} in {len(rows)} runs on an {benchmarks[0]['machine']} each, episodes/s: {told}; {ratios} times the "
+        "loop; the last is in the table (before it, easyfsl's encoder ran on the engine)."
+    )
+
+
+def _listed(words: list[str]) -> str:
+    """One after the other, as in a sentence."""
+    return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _twice(benchmarks: list[dict[str, Any]]) -> str:

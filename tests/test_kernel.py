@@ -14,6 +14,7 @@ from sosn.data import open_bank
 from sosn.episode import Episode
 from sosn.errors import UsageError
 from sosn.kernel import Engine, enabled, engine, first_block, norm_pool, on_triton, pair_pool
+from sosn.kernel.running import Fixed
 from sosn.method.base import batch_norms
 from sosn.relation import stack_pairs
 from sosn.seeding import generator
@@ -57,6 +58,12 @@ def close(ours: Tensor, theirs: Tensor, tolerance: float) -> None:
     torch.testing.assert_close(ours.double().cpu() / scale.cpu(), theirs.double().cpu() / scale.cpu(), rtol=0, atol=tolerance)
 
 
+def remembered(draw: Callable[..., Tensor], weight: Tensor, bias: Tensor) -> Fixed:
+    """Batch norm in evaluation mode, with an eps that cannot be overlooked."""
+    mean, var, offset = (draw(len(weight)).to(weight) for _ in range(3))
+    return Fixed(weight, bias, mean, 0.2 + var.square(), offset, 0.1)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("channels", "height", "width"), [(6, 6, 4), (5, 7, 5), (8, 3, 3)])
 @pytest.mark.parametrize(("pool", "relu"), [(True, True), (False, True), (True, False)])
@@ -78,10 +85,10 @@ def test_norm_pool_is_batch_norm_pooling_and_relu(
     passing = draw(*expected.shape).to(device())
     for ours, theirs in zip(gradients(result, passing, *inputs), gradients(expected, passing, *exact), strict=True):
         close(ours, theirs, TOLERANCE[dtype])
-    fixed = norm_pool.norm_pool_fixed(maps.detach(), weight.detach(), bias.detach(), pool, relu)
-    nothing, one = torch.zeros(channels, dtype=torch.float64), torch.ones(channels, dtype=torch.float64)
-    here = [tensor.detach().cpu() for tensor in exact]
-    close(fixed, norm_pool.plain(here[0], here[1], here[2], nothing, one, 1e-30, pool, relu), TOLERANCE[dtype])
+    fixed = remembered(draw, weight.detach(), bias.detach())
+    mean, var = (fixed.mean - fixed.offset).double(), fixed.var.double()
+    expected = norm_pool.plain(exact[0], exact[1], exact[2], mean, var, fixed.eps, pool, relu)
+    close(norm_pool.norm_pool_fixed(maps.detach(), fixed, pool, relu), expected, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize(("weight", "bias"), [(0.0, 0.5), (1e-5, 0.0), (-0.01, 3.0), (0.3, 1.0), (-2.0, 1.0)])
@@ -134,10 +141,10 @@ def test_pair_pool_is_batch_norm_pooling_and_relu_of_all_pairs(
     passing = draw(*expected.shape).to(place)
     for ours, theirs in zip(gradients(result, passing, *inputs), gradients(expected, passing, *exact), strict=True):
         close(ours, theirs, TOLERANCE[dtype])
-    fixed = pair_pool.pair_pool_fixed(support.detach(), query.detach(), weight.detach(), bias.detach())
-    nothing, one = torch.zeros(channels, dtype=torch.float64), torch.ones(channels, dtype=torch.float64)
-    here = [tensor.detach().cpu() for tensor in exact]
-    close(fixed, pair_pool.plain(here[0], here[1], here[2], here[3], nothing, one, 1e-30), TOLERANCE[dtype])
+    fixed = remembered(draw, weight.detach(), bias.detach())
+    mean, var = (fixed.mean - fixed.offset).double(), fixed.var.double()
+    expected = pair_pool.plain(exact[0], exact[1], exact[2], exact[3], mean, var, fixed.eps)
+    close(pair_pool.pair_pool_fixed(support.detach(), query.detach(), fixed), expected, TOLERANCE[dtype])
 
 
 def test_the_first_of_equal_values_takes_the_gradient(way_to_run: str) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sosn.kernel import engine, first_block, norm_pool, pair_pool
-from sosn.kernel.running import Running
+from sosn.kernel.running import Fixed, Running
 from triton_memory import unwatchable, watched
 
 triton = pytest.importorskip("triton")
@@ -51,6 +51,11 @@ def running(channels: int, momentum: float | None = None) -> Running:
     return Running(torch.zeros(channels), torch.ones(channels), torch.tensor(0), momentum)
 
 
+def fixed(offset: Tensor, weight: Tensor, bias: Tensor) -> Fixed:
+    offset, weight, bias = offset.detach(), weight.detach(), bias.detach()
+    return Fixed(weight, bias, torch.randn_like(bias), torch.rand_like(bias), offset, 1e-5)
+
+
 @pytest.mark.parametrize(("pool", "relu"), [(True, True), (False, True), (True, False)])
 @pytest.mark.parametrize(("channels", "height", "width"), [(5, 7, 5), (18, 4, 6), (3, 3, 8)])
 @pytest.mark.usefixtures("memory", "_small_launches")
@@ -58,7 +63,7 @@ def test_norm_pool_stays_within_its_tensors(channels: int, height: int, width: i
     maps = torch.randn(3, channels, height, width).bfloat16().requires_grad_()
     offset, weight, bias = parameters(channels)
     norm_pool.norm_pool_batch(maps, weight, bias, offset, 1e-5, pool, relu, running(channels))[0].float().sum().backward()
-    norm_pool.norm_pool_fixed(maps.detach(), weight.detach(), bias.detach(), pool, relu)
+    norm_pool.norm_pool_fixed(maps.detach(), fixed(offset, weight, bias), pool, relu)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +77,7 @@ def test_pair_pool_stays_within_its_tensors(
     offset, weight, bias = parameters(channels)
     pair_pool.pair_pool_batch(support, query, weight, bias, offset, 1e-5)[0].sum().backward()
     with torch.no_grad():
-        pair_pool.pair_pool_fixed(support, query, weight, bias)
+        pair_pool.pair_pool_fixed(support, query, fixed(offset, weight, bias))
 
 
 @pytest.mark.parametrize(

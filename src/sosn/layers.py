@@ -13,7 +13,7 @@ from sosn.kernel import enabled, on_triton
 from sosn.kernel.first_block import IMAGE_CHANNELS, SIDE_CHANNELS, first_pairs, first_pool, serves
 from sosn.kernel.norm_pool import norm_pool_batch, norm_pool_fixed
 from sosn.kernel.pair_pool import pair_pool_batch, pair_pool_fixed
-from sosn.kernel.running import Running
+from sosn.kernel.running import Fixed, Running
 from sosn.relation import stack_pairs
 
 
@@ -116,7 +116,7 @@ class _Block:
             return first_pool(maps, *parameters, norm.eps, padding, self.relu, self.running)[0]
         maps = F.conv2d(_channels_last(maps), convolution.weight, None, convolution.stride, convolution.padding)
         if not norm.training:
-            return norm_pool_fixed(maps, *affine(convolution, norm), self.pool, self.relu)
+            return norm_pool_fixed(maps, fixed(convolution, norm), self.pool, self.relu)
         after = (norm.eps, self.pool, self.relu, self.running)
         return norm_pool_batch(maps, norm.weight, norm.bias, convolution.bias, *after)[0]
 
@@ -151,7 +151,7 @@ class _Block:
         """All that follows the convolution, of a_s + b_q for every pair: (E, Q, L, C, h, w)."""
         norm = self.norm
         if not norm.training:
-            return pair_pool_fixed(support, query, *affine(self.convolution, norm))
+            return pair_pool_fixed(support, query, fixed(self.convolution, norm))
         result, mean, var = pair_pool_batch(support, query, norm.weight, norm.bias, self.convolution.bias, norm.eps)
         if self.running is not None:
             self.running.update(mean, var, self.convolution.bias, query.numel() // len(mean) * support.shape[1])
@@ -171,16 +171,15 @@ def _blocks(layers: nn.Sequential) -> list[_Block]:
     return found
 
 
-def affine(convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
-    """Scale and shift that a convolution's bias and the batch norm after it in evaluation mode amount to."""
+def fixed(convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> Fixed:
+    """What follows a convolution without its bias: that, and batch norm in evaluation mode."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
     assert convolution.bias is not None
-    scale = norm.weight * (norm.running_var + norm.eps).rsqrt()  # (C,)
-    return scale, (convolution.bias - norm.running_mean) * scale + norm.bias
+    return Fixed(norm.weight, norm.bias, norm.running_mean, norm.running_var, convolution.bias, norm.eps)
 
 
 def folded(convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
     """Weight and bias of the one convolution that does the work of a convolution and the batch norm after it."""
-    scale, shift = affine(convolution, norm)
+    scale, shift = fixed(convolution, norm).affine()
     return convolution.weight * scale.view(-1, 1, 1, 1), shift

@@ -74,7 +74,7 @@ def _changed(images: Tensor, wanted: AugmentationSection, generator: torch.Gener
     if wanted.flip:
         images = torch.where(_uniform(0, 1, len(images), generator) < 0.5, images.flip(-1), images)
     if moves or wanted.jitter or wanted.erase:
-        images = images.float() / 255 if images.dtype == torch.uint8 else images.float()
+        images = images / 255 if images.dtype == torch.uint8 else images.float()
     if moves:
         images = _moved(images, wanted, generator)
     if wanted.jitter:
@@ -118,27 +118,25 @@ def _moved(images: Tensor, wanted: AugmentationSection, generator: torch.Generat
         torch.stack((sin / aspect, sin * slant + cos, 2 * wanted.translate * down), -1),
     )
     moved = seen_through(images, torch.stack(rows, 1))
-    return moved.clamp(0, 1)  # weights of the interpolation may sum to a little more than 1
+    return moved.clamp_(0, 1)  # weights of the interpolation may sum to a little more than 1
 
 
 def _jittered(images: Tensor, jitter: float, generator: torch.Generator) -> Tensor:
     """Images darker or brighter, then drawn to or from their mean grey, then, in colour, to or from the grey of each pixel."""
     brightness, contrast, saturation = (_uniform(1 - jitter, 1 + jitter, len(images), generator) for _ in range(3))
-    images = brightness * images
-    mean = _grey(images).mean((-2, -1), keepdim=True)
-    images = mean + contrast * (images - mean)
+    mean = _grey(images.mean((-2, -1), keepdim=True))
+    changed, own = brightness * (1 - contrast) * mean, brightness * contrast  # all three together: changed + own·images
     if images.shape[1] == 3:
-        grey = _grey(images)
-        images = grey + saturation * (images - grey)
-    return images.clamp(0, 1)
+        changed, own = torch.addcmul(changed, own * (1 - saturation), _grey(images)), own * saturation
+    return torch.addcmul(changed, own, images).clamp_(0, 1)
 
 
 def _grey(images: Tensor) -> Tensor:
     """(N, C, H, W) → (N, 1, H, W): luma where there are three channels."""
     if images.shape[1] != 3:
         return images.mean(1, keepdim=True)
-    red, green, blue = images.unbind(1)
-    return (0.299 * red + 0.587 * green + 0.114 * blue).unsqueeze(1)
+    red, green, blue = images.split(1, 1)
+    return torch.add(0.299 * red, green, alpha=0.587).add_(blue, alpha=0.114)
 
 
 def _erased(images: Tensor, probability: float, generator: torch.Generator) -> Tensor:

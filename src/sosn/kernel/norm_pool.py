@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sosn.kernel.running import Running
+from sosn.kernel.running import Fixed, Running
 
 
 def plain(
@@ -40,11 +40,11 @@ def norm_pool_batch(
     return result
 
 
-def norm_pool_fixed(maps: Tensor, scale: Tensor, shift: Tensor, pool: bool, relu: bool) -> Tensor:
-    """scale·maps + shift, pooled and rectified, by Triton; for evaluation, so without a gradient."""
+def norm_pool_fixed(maps: Tensor, fixed: Fixed, pool: bool, relu: bool) -> Tensor:
+    """Normalised by running statistics, pooled and rectified, by Triton; for evaluation, so without a gradient."""
     from sosn.kernel.triton_norm_pool import apply
 
-    return apply(_last(maps), scale, shift, pool, relu)
+    return apply(_last(maps), fixed, pool, relu)
 
 
 class _Batch(torch.autograd.Function):
@@ -60,7 +60,7 @@ class _Batch(torch.autograd.Function):
         maps = _last(maps)
         values = moments(maps, weight, bias, offset, eps, running)
         mean, var, _, scale, shift = values
-        result = apply(maps, scale, shift, pool, relu)
+        result = apply(maps, (scale, shift), pool, relu)
         ctx.save_for_backward(maps, result, values, weight, bias)
         ctx.pool, ctx.relu, ctx.offset = pool, relu, offset is not None
         ctx.mark_non_differentiable(mean, var)

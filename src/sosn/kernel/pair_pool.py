@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sosn.kernel import on_triton
+from sosn.kernel.running import Fixed, Norm
 from sosn.precision import full
 
 QUERIES = 4  # of an episode that the CPU takes at once: their maps stay in fast memory
@@ -41,9 +42,9 @@ def pair_pool_batch(
     return result
 
 
-def pair_pool_fixed(support: Tensor, query: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """scale·(a + b) + shift, pooled and rectified; where a gradient is wanted, by PyTorch."""
-    return _forward(_last(support), _last(query), scale, shift)
+def pair_pool_fixed(support: Tensor, query: Tensor, fixed: Fixed) -> Tensor:
+    """a + b normalised by running statistics, pooled and rectified; where a gradient is wanted, by PyTorch."""
+    return _forward(_last(support), _last(query), fixed)
 
 
 class _Batch(torch.autograd.Function):
@@ -61,7 +62,7 @@ class _Batch(torch.autograd.Function):
         ctx.save_for_backward(support, query, *means, mean, inverse, scale, shift)
         ctx.mark_non_differentiable(mean, var)
         ctx.offset = offset is not None
-        return _forward(support, query, scale, shift), mean, var
+        return _forward(support, query, (scale, shift)), mean, var
 
     @staticmethod
     @once_differentiable
@@ -106,11 +107,12 @@ def _side_moments(maps: Tensor) -> tuple[Tensor, Tensor]:
     return mean.movedim(-1, -3), var.movedim(-1, -3)
 
 
-def _forward(support: Tensor, query: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+def _forward(support: Tensor, query: Tensor, norm: Norm) -> Tensor:
     if on_triton(support) and not torch.is_grad_enabled():
         from sosn.kernel.triton_pair_pool import forward
 
-        return forward(support, query, scale, shift)
+        return forward(support, query, norm)
+    scale, shift = norm.affine() if isinstance(norm, Fixed) else norm
     episodes, way, channels, height, width = support.shape
     result = support.new_empty(episodes, query.shape[1], way, height // 2, width // 2, channels).movedim(-1, -3)
     for rows, maps in _pairs(support, query, scale, shift):

@@ -1,6 +1,7 @@
-"""Batch norm's running statistics."""
+"""Batch norm's running statistics, as they are kept in training and used in evaluation."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,3 +23,22 @@ class Running:
         share = self.momentum if self.momentum is not None else 1 / self.batches
         self.mean.mul_(1 - share).add_((mean + (0 if offset is None else offset)) * share)
         self.var.mul_(1 - share).add_(var * (share * count / max(count - 1, 1)))
+
+
+class Fixed(NamedTuple):
+    """Batch norm in evaluation mode, after a convolution whose bias, the offset, was left out."""
+
+    weight: Tensor
+    bias: Tensor
+    mean: Tensor
+    var: Tensor
+    offset: Tensor
+    eps: float
+
+    def affine(self) -> tuple[Tensor, Tensor]:
+        """The scale and shift (C,) that all of it amounts to."""
+        scale = self.weight * (self.var + self.eps).rsqrt()
+        return scale, (self.offset - self.mean) * scale + self.bias
+
+
+Norm = Fixed | tuple[Tensor, Tensor]  # in evaluation, or the scale and shift that a batch's own statistics amount to

@@ -5,10 +5,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sosn.kernel.running import Running
+from sosn.kernel.running import Norm, Running
 from sosn.kernel.triton_launch import TYPES, Launch, index, power, wide
 from sosn.kernel.triton_maximum import higher
-from sosn.kernel.triton_statistics import count_batch, pointers, settle, totals, tracking
+from sosn.kernel.triton_statistics import count_batch, norm_pointers, pointers, scale_and_shift, settle, totals, tracking
 
 MOMENTS = Launch(64, 4, programs=1056)  # positions
 APPLY, APPLY_FLAT = Launch(32, 4), Launch(64, 4)  # results, with and without pooling
@@ -31,8 +31,8 @@ def moments(maps: Tensor, weight: Tensor, bias: Tensor, offset: Tensor | None, e
     return settle(sums, maps, weight, bias, offset, eps, rows, running)
 
 
-def apply(maps: Tensor, scale: Tensor, shift: Tensor, pool: bool, relu: bool) -> Tensor:
-    """scale·maps + shift, pooled and rectified."""
+def apply(maps: Tensor, norm: Norm, pool: bool, relu: bool) -> Tensor:
+    """Maps normalised, pooled and rectified."""
     batch, channels, height, width = maps.shape
     high, across = (height // 2, width // 2) if pool else (height, width)
     result = torch.empty(
@@ -40,9 +40,10 @@ def apply(maps: Tensor, scale: Tensor, shift: Tensor, pool: bool, relu: bool) ->
     )
     cells = batch * high * across
     launch = APPLY if pool else APPLY_FLAT
+    *tensors, eps = norm_pointers(norm)
     _apply[(launch.grid(cells),)](
-        maps, result, scale, shift, cells, channels, height, width, high, across, launch.block, power(channels), pool, relu,
-        index(batch * height * width), TYPES[wide(maps.dtype)], **launch.options,
+        maps, result, *tensors, cells, channels, height, width, high, across, launch.block, power(channels), pool, relu,
+        index(batch * height * width), TYPES[wide(maps.dtype)], eps, **launch.options,
     )  # fmt: skip
     return result
 
@@ -115,14 +116,13 @@ def _cell(cell, down, across, height, width, channels, POOL: tl.constexpr):
 
 @triton.jit
 def _apply(
-    maps, result, scale, shift, cells, channels, height, width, high, wide, BLOCK: tl.constexpr, CHANNELS: tl.constexpr,
-    POOL: tl.constexpr, RELU: tl.constexpr, INDEX: tl.constexpr, WIDE: tl.constexpr,
+    maps, result, scale, shift, mean, var, offset, cells, channels, height, width, high, wide, BLOCK: tl.constexpr,
+    CHANNELS: tl.constexpr, POOL: tl.constexpr, RELU: tl.constexpr, INDEX: tl.constexpr, WIDE: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
     c = tl.arange(0, CHANNELS)[None, :]
     cell = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)[:, None]
     here = (cell < cells) & (c < channels)
-    s = tl.load(scale + c, c < channels, 0.0).to(WIDE)
-    t = tl.load(shift + c, c < channels, 0.0).to(WIDE)
+    s, t = scale_and_shift(scale, shift, mean, var, offset, c, channels, EPS, WIDE)
     start, _image, _y, _x = _cell(cell, high, wide, height, width, channels, POOL)
     place = maps + start + c
     z = tl.load(place, here, 0.0).to(WIDE) * s + t

@@ -5,8 +5,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sosn.kernel.running import Norm
 from sosn.kernel.triton_launch import TYPES, power, wide
 from sosn.kernel.triton_maximum import higher
+from sosn.kernel.triton_statistics import norm_pointers, scale_and_shift
 
 ELEMENTS = 1024  # of a map that one program of the sums over members takes
 PIXELS = 16  # pooled positions of a map that one program takes
@@ -24,14 +26,15 @@ def side_moments(maps: Tensor) -> tuple[Tensor, Tensor]:
     return mean, var
 
 
-def forward(support: Tensor, query: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """relu(pool(scale·(a + b) + shift)) of every pair: (E, L, C, H, W), (E, Q, C, H, W) → (E, Q, L, C, H/2, W/2)."""
+def forward(support: Tensor, query: Tensor, norm: Norm) -> Tensor:
+    """relu(pool(norm(a + b))) of every pair: (E, L, C, H, W), (E, Q, C, H, W) → (E, Q, L, C, H/2, W/2)."""
     episodes, way, channels, height, width = support.shape
     queries, high, across = query.shape[1], height // 2, width // 2
     result = torch.empty(episodes, queries, way, high, across, channels, device=support.device, dtype=support.dtype)
+    *tensors, eps = norm_pointers(norm)
     _forward[(episodes * queries, triton.cdiv(high * across, PIXELS))](
-        support, query, result, scale, shift, queries, way, channels, height, width, high, across, PIXELS, power(channels),
-        TYPES[wide(support.dtype)],
+        support, query, result, *tensors, queries, way, channels, height, width, high, across, PIXELS, power(channels),
+        TYPES[wide(support.dtype)], eps,
     )  # fmt: skip
     return result.movedim(-1, -3)
 
@@ -100,16 +103,15 @@ def _side_moments(maps, mean, var, members, length, ELEMENTS: tl.constexpr, WIDE
 
 @triton.jit
 def _forward(
-    support, query, result, scale, shift, queries, way, channels, height, width, high, wide, PIXELS: tl.constexpr,
-    CHANNELS: tl.constexpr, WIDE: tl.constexpr,
+    support, query, result, scale, shift, mean, var, offset, queries, way, channels, height, width, high, wide,
+    PIXELS: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
     both = tl.program_id(0).to(tl.int64)  # episode and query
     episode = both // queries
     c = tl.arange(0, CHANNELS)[None, :]
     pixel = tl.program_id(1) * PIXELS + tl.arange(0, PIXELS)[:, None]
     here = (pixel < high * wide) & (c < channels)
-    s = tl.load(scale + c, c < channels, 0.0).to(WIDE)
-    t = tl.load(shift + c, c < channels, 0.0).to(WIDE)
+    s, t = scale_and_shift(scale, shift, mean, var, offset, c, channels, EPS, WIDE)
     length = height * width * channels
     first = ((2 * (pixel // wide)) * width + 2 * (pixel % wide)) * channels + c
     right = first + channels

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sosn.kernel.running import Running
+from sosn.kernel.running import Fixed, Norm, Running
 from sosn.kernel.triton_maximum import higher
 
 FILTERS = 16  # channels that one program takes
@@ -53,9 +53,26 @@ def pointers(running: Running | None) -> tuple[Tensor | None, Tensor | None, Ten
     return (None, None, None) if running is None else (running.mean, running.var, running.batches)
 
 
+def norm_pointers(norm: Norm) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, float]:
+    """What scale_and_shift takes: two tensors are scale and shift themselves."""
+    return norm if isinstance(norm, Fixed) else (*norm, None, None, None, 0.0)
+
+
 def tracking(running: Running | None) -> tuple[bool, Any]:
     """Whether running statistics are kept, and their momentum."""
     return running is not None, None if running is None else running.momentum
+
+
+@triton.jit
+def scale_and_shift(scale, shift, mean, var, offset, c, channels, EPS: tl.constexpr, WIDE: tl.constexpr):
+    """Of the channels c; with running statistics, scale and shift are batch norm's weight and bias."""
+    known = c < channels
+    s = tl.load(scale + c, known, 0.0).to(WIDE)
+    t = tl.load(shift + c, known, 0.0).to(WIDE)
+    if var is not None:
+        s = s / tl.sqrt(tl.load(var + c, known, 1.0).to(WIDE) + EPS)
+        t += (tl.load(offset + c, known, 0.0).to(WIDE) - tl.load(mean + c, known, 0.0).to(WIDE)) * s
+    return s, t
 
 
 @triton.jit

@@ -5,22 +5,24 @@ from typing import Any, cast
 
 from matplotlib.figure import Figure
 
+COLOURS = {"loop": "#9aa5b1", "vectorised": "#5c7fa3", "easyfsl": "#d8a657"}  # others are the engine's
+
 
 def bench_figure(document: dict[str, Any]) -> Figure:
     """Training rates of every contender, and how the cost of an episode grows."""
     figure = Figure(figsize=(12, 7), layout="constrained")
     top, bottom = cast(Any, figure.subfigures(2, 1))
     training = [row for row in document["training"] if row["episodes_per_second"]]  # nobody had memory for the others
-    axes = top.subplots(1, max(1, len(training)), squeeze=False)[0]
-    colours = {"loop": "#9aa5b1", "vectorised": "#5c7fa3", "easyfsl": "#d8a657"}
+    axes = top.subplots(1, max(1, len(training)), squeeze=False, sharey=True)[0]
+    names = list(dict.fromkeys(name for row in training for name in row["episodes_per_second"]))
     for axis, row in zip(axes, training, strict=bool(training)):
         rates = row["episodes_per_second"]
-        bars = axis.barh(list(rates), list(rates.values()), color=[colours.get(name, "#1b2a41") for name in rates])
+        places = [names.index(name) for name in rates]
+        bars = axis.barh(places, list(rates.values()), color=[COLOURS.get(name, "#1b2a41") for name in rates])
         axis.bar_label(bars, fmt=lambda rate: f"{rate:.3g}" if rate < 1000 else f"{rate:.0f}", padding=3)
         axis.set(title=row["shape"], xlabel="episodes/s", xscale="log", xlim=(min(rates.values()) / 4, 8 * max(rates.values())))
-        axis.invert_yaxis()
-        if axis is not axes[0] and len(rates) == len(training[0]["episodes_per_second"]):
-            axis.set_yticklabels([])
+    axes[0].set_yticks(range(len(names)), names)
+    axes[0].invert_yaxis()
     growth = {name: rows for name, rows in document["growth"].items() if rows}
     below = bottom.subplots(1, max(1, len(growth)), squeeze=False)[0]
     for axis, (name, rows) in zip(below, growth.items(), strict=bool(growth)):
