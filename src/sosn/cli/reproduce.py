@@ -135,8 +135,14 @@ def _show_plan(table: str, rows: "Sequence[Row]") -> None:
         paper = ", ".join(f"{protocol} {figure}" for protocol in protocols if (figure := row.paper(protocol)))
         typer.echo(f"{row.id}  {row.label}  {episodes:,} episodes{f'  paper: {paper}' if paper else ''}")
         for command in _commands(row, common):
-            typer.echo(f"    {command}")
+            typer.echo(_broken(command))
     typer.echo(f"{len(rows)} rows; `sosn reproduce {table} --rows PATTERN --seeds 0 1 2` runs some of them")
+
+
+def _broken(command: str) -> str:
+    """A command in lines that a shell takes for one."""
+    lines = textwrap.wrap(command, WIDTH - 8, break_on_hyphens=False, break_long_words=False)
+    return textwrap.indent(" \\\n    ".join(lines), "    ")
 
 
 def _common(rows: "Sequence[Row]") -> list[str]:
