@@ -10,13 +10,13 @@ from safetensors.torch import load_file
 
 import sosn
 from sosn.errors import CheckpointError, DataError, UsageError
-from sosn.recipe import Recipe, from_table, load_recipe, override
+from sosn.recipe import DataSection, Recipe, from_table, load_recipe, override
 from sosn.storage import load_tensors, save_method
 from sosn.tasks import evaluate_model
 from sosn.training import train
 from sosn.training.progress import Silent
 from sosn.training.run import Run
-from sosn.training.seen import seen_by
+from sosn.training.seen import same_classes, seen_by
 from sosn.training.setup import build, open_split
 from sosn.training.trainer import Trainer
 from test_training import folder_recipe, photos, same, tiny, weights
@@ -203,6 +203,16 @@ def test_classes_that_the_start_was_trained_on_are_not_evaluated_as_new(two_stag
     shutil.rmtree(first)
     with pytest.raises(DataError, match="was trained on"):  # the file itself knows
         on_photos(tmp_path / "alone.safetensors", tmp_path, "split=test", "data.split_seed=1")
+
+
+def test_a_folder_is_the_same_however_its_path_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos" / "train").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("photos")
+    names = ["photos", "photos/", "photos/train/..", "./photos", "link", str(tmp_path / "photos")]
+    places = [DataSection(f"folder:{name}", options={}) for name in names]
+    assert all(same_classes(places[0], other) for other in places)
+    assert not same_classes(places[0], DataSection("folder:photos/train", options={}))
 
 
 def test_what_was_seen_is_handed_on_from_start_to_start(two_stages: tuple[Path, Path], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from sosn.data import open_bank
@@ -31,9 +32,15 @@ class Seen:
 
 def same_classes(first: DataSection, second: DataSection) -> bool:
     """Whether the same class name means the same thing in two datasets."""
-    if first.name == second.name:
+    if _place(first.name) == _place(second.name):
         return first.name != "glyphs" or first.options["seed"] == second.options["seed"]
     return any({first.name, second.name} <= family for family in FAMILIES)
+
+
+def _place(name: str) -> str:
+    """The name of a dataset; of a folder the same one, however its path is written."""
+    kind, colon, path = name.partition(":")
+    return f"{kind}:{Path(path).resolve()}" if colon else name
 
 
 def overlap(seen: Iterable[Seen], data: DataSection, names: Iterable[str]) -> set[str]:
