@@ -2,7 +2,6 @@
 
 import json
 import re
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -180,10 +179,9 @@ def engine_accuracy(told: dict[str, Any]) -> str:
         "",
         "Models of one recipe and seed, trained either way and judged on the same validation episodes with the plain layers "
         "(`benchmarks/engine_accuracy.py`). Sums in another order make other roundings, so two trainings part as two seeds "
-        "do: what counts is the mean over seeds, with its 95% interval. Seconds are of a whole short training, from "
-        "start-up to the last validation.",
+        "do: what counts is the mean over seeds, with its 95% interval.",
         "",
-        "| recipe | precision | machine | seeds | engine, % (s) | layers singly, % (s) | difference, points | by seed | p |",
+        "| recipe | precision | machine | seeds | engine, % | layers singly, % | difference, points | by seed | p |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -191,10 +189,7 @@ def engine_accuracy(told: dict[str, Any]) -> str:
         groups.setdefault((" ".join((row["recipe"], *row["words"])), row["machine"]), []).append(row)
     for (recipe, machine), own in groups.items():
         precision = override(load_recipe(own[0]["recipe"]), own[0]["words"]).training.precision
-        figures = []
-        for name in ("engine", "plain"):
-            seconds = statistics.mean(row[name]["seconds"] for row in own)
-            figures.append(f"{_over_seeds([row[name]['accuracy'] for row in own], 2)} ({seconds:.1f})")
+        figures = [_over_seeds([row[name]["accuracy"] for row in own], 2) for name in ("engine", "plain")]
         differences = [row["difference"] for row in own]
         spread = f"{100 * min(differences):+.2f} to {100 * max(differences):+.2f}"
         mean = 100 * sum(differences) / len(own)

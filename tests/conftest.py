@@ -16,6 +16,7 @@ import torch
 
 from sosn.cli import main
 from sosn.memory import keep_freed_memory
+from sosn.training.progress import Silent
 
 keep_freed_memory()
 
@@ -63,3 +64,13 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
         return code, printed.out, printed.err
 
     return run
+
+
+class Listener(Silent):
+    """Progress that remembers what is said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, sentence: str) -> None:
+        self.said.append(sentence)

@@ -1,6 +1,7 @@
 """`sosn bench`: what its contenders do, how they are timed, and what becomes of the figures."""
 
 import json
+import os
 import runpy
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from sosn.bench.contenders import Shape
 from sosn.bench.measure import run_bench
 from sosn.encoder import Conv4
 from sosn.kernel import enabled
+from sosn.memory import free_memory
 from sosn.report.bench import bench_figure
 
 CPU = torch.device("cpu")
@@ -145,13 +147,18 @@ def test_the_floor_is_the_rate_of_a_matrix_product(monkeypatch: pytest.MonkeyPat
 
 def test_what_was_measured_is_handed_out_after_every_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_training", "_evaluation", "_growth"):
-        monkeypatch.setattr(measure, name, lambda shape, *_: {"shape": str(shape)})
-    sizes = []
+        monkeypatch.setattr(measure, name, lambda shape, *_: {"shape": str(shape), "left_out": ["loop"]})
+    sizes: list[tuple[int, int, int]] = []
+    told: list[str] = []
 
     def keep(document: Mapping[str, Any]) -> None:
         sizes.append((len(document["training"]), len(document["evaluation"]), len(document["growth"])))
 
-    run_bench("cpu", False, keep=keep)
+    run_bench("cpu", False, told.append, keep)
+    assert "several minutes" in told[0]
+    assert told[1].endswith(" s  1 of 10: training, 5w1s15q 84²")
+    assert told[2].endswith("left out, there may not be memory enough: loop")
+    assert told[-1].endswith("10 of 10: growth with permutations")
     assert sizes == [(1, 0, 0), (2, 0, 0), (3, 0, 0), (4, 0, 0), (5, 0, 0), *((5, 1, grown) for grown in range(5))]
 
 
@@ -163,28 +170,39 @@ def test_the_benchmark_leaves_out_what_may_not_fit(monkeypatch: pytest.MonkeyPat
     """Memory of so many times what one episode takes layer by layer; a vectorised step has eight, the engine needs a third."""
     monkeypatch.setattr(measure, "EPISODES", {"cpu": 8})
     monkeypatch.setattr(measure, "has_easyfsl", lambda: False)
-    monkeypatch.setattr(measure, "_available", lambda device: share * measure._memory(measure.QUICK[0]) / measure.SHARE)
+    monkeypatch.setattr(measure, "_available", lambda device: share * measure._memory(measure.QUICK[0], device) / measure.SHARE)
     monkeypatch.setattr(measure, "_work", lambda *_: 1.0)
     monkeypatch.setattr(measure, "_take_turns", lambda makers, *_: (dict.fromkeys(makers, 1.0), dict.fromkeys(makers)))
     told = measure._training(measure.QUICK[0], torch.device("cpu"), 1.0, True)
     assert set(told["episodes_per_second"]) == left
+    assert set(told["left_out"]) == {"loop", "vectorised", *ENGINES} - left
+
+
+def test_memory_that_others_use_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    page, all_there_is = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < free_memory() < all_there_is
+    told = {"meminfo": "MemTotal:  4096 kB\nMemAvailable:  1024 kB\n", "statm": "900 7 5 1 0 3 0\n"}
+    monkeypatch.setattr(Path, "read_text", lambda path, _: told[path.name])
+    assert free_memory() == 2**20 + 7 * page  # what this process has is its own to use
+    told["meminfo"] = "MemTotal:  4096 kB\n"
+    assert free_memory() == all_there_is
 
 
 def test_an_interrupted_benchmark_has_kept_what_it_measured(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(measure, "_training", lambda shape, *_: {"shape": str(shape)})
+    monkeypatch.setattr(measure, "_training", lambda shape, *_: {"shape": str(shape), "left_out": []})
     monkeypatch.setattr(measure, "_evaluation", stopped)
     (tmp_path / "bench").mkdir()
     (tmp_path / "bench" / "bench.json").write_text("of an earlier run")
     code, _, err = cli("bench", "--quick", "--device", "cpu", "--out", "bench")
     assert code == 130
     kept = json.loads((tmp_path / "bench" / "bench.part.json").read_text())
-    assert kept["training"] == [{"shape": "5w1s1q 28²"}]
+    assert kept["training"] == [{"shape": "5w1s1q 28²", "left_out": []}]
     assert not kept["evaluation"]
     assert (tmp_path / "bench" / "bench.json").read_text() == "of an earlier run"
-    assert "s  evaluation, 5w1s1q 28²" in err
+    assert "s  2 of 6: evaluation, 5w1s1q 28²" in err
     assert "what was measured is in bench/bench.part.json" in err
 
 

@@ -7,23 +7,15 @@ import pytest
 from typer.testing import CliRunner
 
 import open_mic_trees as trees
+from conftest import Listener
 from sosn.cli.app import app
 from sosn.data.catalog import prepare_dataset
 from sosn.errors import DataError, UsageError
 from sosn.recipe import load_recipe
 from sosn.reproduce import plan, reproduce
 from sosn.reproduce.paper import EXHIBITIONS, OPEN_MIC_1, OPEN_MIC_2, PAIRS
-from sosn.training import Silent
 
 TINY = "size=28 steps=1 every=1 val_way=2 val_episodes=2 report_episodes=2 recalibrate=1 val_share=0.4 device=cpu".split()
-
-
-class Listener(Silent):
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def say(self, sentence: str) -> None:
-        self.said.append(sentence)
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +89,7 @@ def test_protocol_one_runs_end_to_end_and_a_second_time_from_its_files(tmp_path:
     shown = CliRunner().invoke(app, words[:-1])
     assert "p4→p3" in shown.stdout
     assert "70.47" in shown.stdout
-    assert "– p1→p2, 20-way: 20-way episodes need 20 classes" in shown.stdout
+    assert "– p1→p2, 20-way: for training: 20-way episodes need 20 classes" in shown.stdout
 
 
 def test_exhibitions_that_were_not_prepared_are_dashes_with_the_reason(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+from conftest import Listener
 from sosn.cli.app import app
 from sosn.errors import DataError, UsageError
 from sosn.recipe import Recipe, load_recipe, override
@@ -29,16 +30,8 @@ ROWS = [row for rows in TABLES.values() for row in rows]
 SIGME = "sigme-vinyals-5w1s"
 
 
-class Listener(Silent):
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def say(self, sentence: str) -> None:
-        self.said.append(sentence)
-
-    @property
-    def trained(self) -> list[str]:
-        return [sentence for sentence in self.said if "training in" in sentence]
+def trained(listener: Listener) -> list[str]:
+    return [sentence for sentence in listener.said if "training in" in sentence]
 
 
 class Interrupted(Silent):
@@ -255,7 +248,7 @@ def test_an_interrupted_row_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     assert not (folder / "entry.json").exists()
     listener = Listener()
     resumed = reproduce_rows("omniglot", tmp_path / "broken", wanted, listener)
-    assert len(listener.trained) == 1
+    assert len(trained(listener)) == 1
     assert resumed.entries[0]["figures"] == whole.entries[0]["figures"]
     weights = [
         load_tensors(tmp_path / one / "omniglot" / f"{SIGME}-seed0" / "model.safetensors")[0] for one in ("whole", "broken")
@@ -264,7 +257,7 @@ def test_an_interrupted_row_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     (folder / "entry.json").unlink()  # stopped between training and measuring
     listener = Listener()
     assert reproduce_rows("omniglot", tmp_path / "broken", wanted, listener).entries == resumed.entries
-    assert listener.trained == []
+    assert trained(listener) == []
 
 
 def test_a_run_of_other_settings_is_not_taken_for_the_row(tmp_path: Path) -> None:
@@ -290,7 +283,7 @@ def test_a_split_that_is_missing_is_said_and_measured_when_it_comes(tmp_path: Pa
     assert CliRunner().invoke(app, words.split()).exit_code == 0
     listener = Listener()
     second = reproduce_rows("mini-imagenet", tmp_path / "runs", wanted, listener)
-    assert listener.trained == []
+    assert trained(listener) == []
     assert second.entries[0]["missing"] == {}
     assert second.entries[0]["figures"][:2] == first.entries[0]["figures"]
     assert {one["split"] for one in second.entries[0]["figures"][2:]} == {"test"}

@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 import sosn
+from conftest import Listener
 from sosn.data import open_bank
 from sosn.episode import Episode
 from sosn.errors import CheckpointError, DataError, SosnError, TrainingError, UsageError
@@ -104,7 +105,9 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     recipe = tiny("steps=3", "every=3")
     first = train(recipe, tmp_path / "run")
     before = weights(tmp_path / "run")
-    again = train(recipe, tmp_path / "run", resume=True)
+    progress = Listener()
+    again = train(recipe, tmp_path / "run", resume=True, progress=progress)
+    assert "this run is finished" in progress.said[-1]
     assert same(before, weights(tmp_path / "run"))
     assert first.evaluation == again.evaluation
     assert again.seconds == pytest.approx(first.seconds, abs=0.06)  # not the time that looking again took
@@ -248,7 +251,7 @@ def test_a_diverging_run_ends_with_one_sentence(tmp_path: Path) -> None:
 
 
 def test_sizes_that_the_data_cannot_give_are_refused_before_training(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="has 8 images; 5-shot with 9 queries needs 14"):
+    with pytest.raises(DataError, match=r"for training: .* has 8 images; 5-shot with 9 queries needs 14"):
         train(tiny("shot=5", "query=9"), tmp_path / "a")
     with pytest.raises(DataError, match="for validation: 10-way episodes need 10 classes and there are 6: lower val_way"):
         train(tiny("val_way=10"), tmp_path / "b")
@@ -466,6 +469,12 @@ def photos(root: Path, classes: int) -> Path:
 def folder_recipe(root: Path) -> Recipe:
     words = f"data=folder:{root} size=28 query=1 val_query=1 steps=2 every=2 val_episodes=2 report_episodes=2 device=cpu"
     return override(load_recipe("glyphs-5w1s"), [*words.split(), "recalibrate=1", "val_share=0.3", "test_share=0.3"])
+
+
+@pytest.mark.parametrize(("classes", "message"), [(10, "for training: .* there are 4"), (14, "for validation: .* there are 4")])
+def test_of_own_classes_that_are_too_few_it_is_said_which_and_why(classes: int, message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"{message}: lower .*val_share and test_share of the classes are set aside"):
+        train(folder_recipe(photos(tmp_path / "photos", classes)), tmp_path / "run")
 
 
 def test_a_run_is_not_resumed_on_other_images(tmp_path: Path) -> None:

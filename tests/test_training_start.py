@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import sosn
+from conftest import Listener
 from sosn.errors import CheckpointError, DataError, UsageError
 from sosn.recipe import DataSection, Recipe, from_table, load_recipe, override
 from sosn.storage import load_tensors, save_method
@@ -20,16 +21,6 @@ from sosn.training.seen import same_classes, seen_by
 from sosn.training.setup import build, open_split
 from sosn.training.trainer import Trainer
 from test_training import folder_recipe, photos, same, tiny, weights
-
-
-class Listener(Silent):
-    """Progress that remembers what is said."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def say(self, sentence: str) -> None:
-        self.said.append(sentence)
 
 
 @pytest.fixture

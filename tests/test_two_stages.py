@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from conftest import Listener
 from sosn.data import EpisodeSampler, open_bank
 from sosn.encoder import ENCODER_EXTRAS, build_encoder
 from sosn.method import Baseline
@@ -17,7 +18,7 @@ from sosn.training.run import Run
 from sosn.training.setup import make_optimiser
 from sosn.training.trainer import Trainer
 from test_training import same, tiny, weights
-from test_training_start import Listener, interrupted
+from test_training_start import interrupted
 
 ENCODER = ("encoder=resnet12", "resnet12_width=2")
 FIRST = (

@@ -2,7 +2,6 @@
 
 import gc
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -29,7 +28,7 @@ from sosn.bench.contenders import (
 )
 from sosn.device import machine, resolve_device
 from sosn.kernel import engine
-from sosn.memory import keep_freed_memory
+from sosn.memory import free_memory, keep_freed_memory
 from sosn.training.capture import FREE_STEPS
 
 SHAPES = (Shape(5, 1, 15, 84), Shape(5, 5, 10, 84), Shape(20, 1, 5, 28, 1), Shape(20, 1, 10, 28, 1), Shape(5, 1, 5, 224))
@@ -46,6 +45,7 @@ EVALUATED_PAIRS = 100_000
 LONG = 20.0  # seconds of a call: where one is longer, contenders have one turn, not three
 TURN = {"cuda": (0.4, 20), "cpu": (1.0, 2)}  # calls of a turn: as many as start within these seconds, and the most there may be
 WARM = {"training": FREE_STEPS + 2, "evaluation": 2}  # calls before the turns on a GPU: the first compile, a later one captures
+MAPS = {"cuda": 6, "cpu": 8}  # of a pair's largest map, that training with layers one by one holds
 SHARE = 0.75  # of the memory that a contender may need by estimate; others are left out
 MANY = 32  # episodes in a step of the engine on a GPU, where pairs are few
 
@@ -65,6 +65,9 @@ def run_bench(
 
     def tell(sentence: str) -> None:
         say(f"{time.monotonic() - began:5.0f} s  {sentence}")
+
+    if not quick:
+        say("this takes several minutes; --quick shows what it does in seconds")
 
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
@@ -90,17 +93,23 @@ def _measure(
         "evaluation": [],
         "growth": {},
     }
+    judged = shapes[:1] if place.type == "cpu" else shapes
+    parts = iter(range(1, 1 + len(shapes) + len(judged) + len(GROWTH)))
+    of = f"of {len(shapes) + len(judged) + len(GROWTH)}"
     for shape in shapes:
-        tell(f"training, {shape}")
-        document["training"].append(_training(shape, place, peak, quick))
+        tell(f"{next(parts)} {of}: training, {shape}")
+        row = _training(shape, place, peak, quick)
+        if row["left_out"]:
+            tell(f"left out, there may not be memory enough: {', '.join(row['left_out'])}")
+        document["training"].append(row)
         keep(document)
-    for shape in shapes[:1] if place.type == "cpu" else shapes:
-        tell(f"evaluation, {shape}")
+    for shape in judged:
+        tell(f"{next(parts)} {of}: evaluation, {shape}")
         document["evaluation"].append(_evaluation(shape, place, quick))
         keep(document)
-    for name, row in GROWTH.items():
-        tell(f"growth with {name}")
-        fitting = [shape for shape in (row[:1] if quick else row) if _fits(shape, 1, place, place.type == "cuda", "engine")]
+    for name, sizes in GROWTH.items():
+        tell(f"{next(parts)} {of}: growth with {name}")
+        fitting = [shape for shape in (sizes[:1] if quick else sizes) if _fits(shape, 1, place, place.type == "cuda", "engine")]
         document["growth"][name] = [told for shape in fitting if (told := _growth(shape, place, quick))]
         keep(document)
     return document
@@ -117,9 +126,10 @@ def _training(shape: Shape, device: torch.device, peak: float, quick: bool) -> d
     makers["engine, in sosn train"] = (episodes, partial(whole_step, shape, episodes, device, bf16))
     if device.type == "cuda" and shape.pairs <= 1_000:
         makers["engine, many episodes"] = (MANY, partial(training_step, shape, MANY, device, bf16, "auto"))
-    makers = {name: maker for name, maker in makers.items() if _fits(shape, maker[0], device, bf16, name)}
     if has_easyfsl():
         makers["easyfsl"] = (1, partial(easyfsl_step, shape, device))
+    wanted = list(makers)
+    makers = {name: maker for name, maker in makers.items() if name == "easyfsl" or _fits(shape, maker[0], device, bf16, name)}
     seconds, memory = _take_turns({name: maker for name, (_, maker) in makers.items()}, device, quick)
     rates = {name: makers[name][0] / duration for name, duration in seconds.items()}
     work = _work(shape, device)
@@ -135,6 +145,7 @@ def _training(shape: Shape, device: torch.device, peak: float, quick: bool) -> d
         "episodes_per_step": {name: makers[name][0] for name in rates},
         "peak_gib": memory,
         "gflop_per_episode": work / 1e9,
+        "left_out": [name for name in wanted if name not in rates],
         "share_of_floor": {name: rate * work / peak for name, rate in rates.items() if name != "easyfsl"},
     }
 
@@ -224,20 +235,20 @@ def _timed(step: Step, calls: int, cuda: bool) -> float:
 
 def _fits(shape: Shape, episodes: int, device: torch.device, bf16: bool, name: str) -> bool:
     """Whether a contender has memory for its step, by estimate."""
-    need = episodes * _memory(shape) / (1 + (bf16 and name != "loop"))
+    need = episodes * _memory(shape, device) / (1 + (bf16 and name != "loop"))
     return need / (3 if name.startswith("engine") else 1) <= SHARE * _available(device)  # the engine keeps pooled maps
 
 
-def _memory(shape: Shape) -> float:
+def _memory(shape: Shape, device: torch.device) -> float:
     """Bytes, by estimate, that the maps of an episode's pairs take in training with layers one by one, in single precision."""
-    return 5 * 4 * 64 * 62**2 * shape.pairs
+    return MAPS[device.type] * 4 * 64 * 62**2 * shape.pairs
 
 
 def _available(device: torch.device) -> float:
-    """Bytes of memory."""
+    """Bytes of memory that nobody else uses."""
     if device.type == "cuda":
-        return float(torch.cuda.get_device_properties(device).total_memory)
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) if hasattr(os, "sysconf") else 8e9
+        return float(torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device))
+    return free_memory()
 
 
 def _work(shape: Shape, device: torch.device) -> float:

@@ -120,15 +120,15 @@ def eval(
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="way, shot, query, episodes, seed, statistics=running|batch, split=val|test, within=alphabet|drawers, data "
-            "with its options (partition=lake; data.seed=5 where eval has such a key itself), device, precision=fp32|bf16, "
-            "engine=auto|plain; or runs=FOLDER, the tasks of Lake et al.",
+            help="way, shot, query (those of its validation unless given), episodes, seed, statistics=running|batch, "
+            "split=val|test, within=alphabet|drawers, data with its options (partition=lake; data.seed=5 where eval has "
+            "such a key itself), device, precision=fp32|bf16, engine=auto|plain; or runs=FOLDER, the tasks of Lake et al.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Accuracy ± 95% CI on fixed seeded episodes; validation classes unless split=test is typed."""
-    from sosn.cli.show import console, progress_bar
+    from sosn.cli.show import console, progress_bar, protocol
     from sosn.tasks import evaluate_model
 
     with progress_bar("evaluating") as bar:
@@ -136,8 +136,7 @@ def eval(
     if as_json:
         _print_json(result.to_json() | {"model": model} | settings.to_json())
     else:
-        way = f"{result.way}-way {result.shot}-shot, {result.query} queries a class, {result.statistics} statistics"
-        typer.echo(f"{result}  {way}, {settings}")
+        typer.echo(f"{result}  {protocol(result)}, {settings}")
 
 
 @app.command(context_settings=WORDS)
@@ -206,7 +205,10 @@ def bench(
     out: Annotated[Path | None, typer.Option(help="Folder for bench.json and bench.png.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure training and evaluation on this machine: a plain loop, vectorised PyTorch and the engine side by side."""
+    """Measure training and evaluation on this machine: a plain loop, vectorised PyTorch and the engine side by side.
+
+    Takes several minutes. What has been measured stands in bench.part.json of --out until all has.
+    """
     from sosn.bench import run_bench
     from sosn.cli.show import console, show_bench
     from sosn.files import write_atomically

@@ -129,6 +129,7 @@ def wide_console() -> Console:
 
 def show_models(cards: dict[str, dict[str, Any]]) -> None:
     table = new_table("Models in the package", "name", "what it knows", "accuracy", "measured on")
+    table.columns[0].no_wrap = True  # it is there to be copied
     for name, card in cards.items():
         accuracy = f"{100 * card['accuracy']:.2f} ± {100 * card['ci95']:.2f}%"
         table.add_row(name, card["title"], accuracy, f"{card['data']} {card['split']}, {card['way']}-way {card['shot']}-shot")
@@ -151,10 +152,15 @@ def show_card(name: str, card: dict[str, Any]) -> None:
     out.print(f"recipe and all figures: sosn models {name} --json", soft_wrap=True)
 
 
+def protocol(of: "Evaluation | EvaluationSettings") -> str:
+    """What was asked, as in 5-way 1-shot, 15 queries a class, running statistics."""
+    queries = "1 query" if of.query == 1 else f"{of.query} queries"
+    return f"{of.way}-way {of.shot}-shot, {queries} a class, {of.statistics} statistics"
+
+
 def show_comparison(rows: "list[Row]", settings: "EvaluationSettings") -> None:
-    sizes = f"{settings.way}-way {settings.shot}-shot, {settings.query} queries a class, {settings.statistics} statistics"
-    right = new_table(f"{sizes}, {settings}", "model", "method", "accuracy", "minus the first", "p")
-    cost = new_table("", "model", "parameters", "MFLOPs an episode", "episodes/s", "")
+    right = new_table(f"{protocol(settings)}, {settings}", "model", "method", "accuracy", "minus the first", "p")
+    cost = new_table("", "model", "parameters", "MFLOPs an episode", "episodes/s", "remarks")
     for row in rows:
         other = row.against_first
         difference = "" if other is None else f"{100 * other.difference:+.2f} ± {100 * other.ci95:.2f}"

@@ -89,7 +89,9 @@ def _train(recipe: Recipe, out: Path, resume: bool, progress: Progress, fabric: 
         if resume and run.checkpoint.exists():
             trainer.load()
         done = trainer.step == recipe.training.steps and run.result.exists()
-        if not done:
+        if done:
+            progress.say("this run is finished; its weights are judged once more")
+        else:
             _run(trainer)
         fabric.barrier()  # the first process has written the weights
         method, _ = load_method(run.weights)

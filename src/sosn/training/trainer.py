@@ -47,7 +47,10 @@ class Trainer:
         self.contents = {"train": contents(train_bank)}
         episodes = recipe.episodes
         home = "cpu" if recipe.data.workers else device  # with workers, images stay on disk
-        self.sampler = EpisodeSampler(train_bank.to(home), episodes.way, episodes.shot, episodes.query)
+        try:
+            self.sampler = EpisodeSampler(train_bank.to(home), episodes.way, episodes.shot, episodes.query)
+        except DataError as error:
+            raise DataError(f"for training: {error}{_shared_out(recipe)}") from error
         self.source = EpisodeSource(self.sampler, recipe, device, self.fabric.global_rank, self.fabric.world_size)
         try:
             val_bank = opened(recipe, "val", progress.say)
@@ -64,7 +67,7 @@ class Trainer:
             try:
                 EpisodeSampler(self.val_bank, *sizes, called=(way, shot, "val_query"))
             except DataError as error:
-                raise DataError(f"for validation: {error}") from error
+                raise DataError(f"for validation: {error}{_shared_out(recipe)}") from error
         self.method = build(recipe, train_bank).to(device)
         if not self.method.parameter_count():
             raise UsageError(f"method {recipe.model.method!r} has nothing to train")
@@ -246,3 +249,10 @@ class Trainer:
         kept = self.run.checkpoint if self.run.checkpoint.exists() else None
         saved = f"; the last good checkpoint is {str(kept)!r}" if kept else ""
         return f"{what} is not finite at step {self.step}{saved}: lower learning_rate, or set clip=0.5"
+
+
+def _shared_out(recipe: Recipe) -> str:
+    """Where a split of own images came from, for messages about one that is too small."""
+    if not recipe.data.name.startswith("folder:"):
+        return ""
+    return " (without train/, val/ and test/ folders, val_share and test_share of the classes are set aside for those)"
