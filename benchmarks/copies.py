@@ -37,20 +37,19 @@ def main() -> None:
     method, recipe = load_with_recipe(wanted.model)
     assert isinstance(method, SoSN)
     bank = open_split(recipe, "val").to(device)
-    sizes = [tuple(int(one) for one in size.split(",")) for size in wanted.sizes]
     rows: list[dict[str, Any]] = []
-    for size in sizes:
+    for way, shot, query, episodes in (map(int, text.split(",")) for text in wanted.sizes):
         base = None
         for setting in ("", *wanted.settings):
             words = [word for word in setting.split(",") if word]
             options = override(recipe, ["scales=0", *words]).model.options
             changed = SoSN(**method.config | {name: options[name] for name in ("mirror", "scales")})
             changed.load_state_dict(method.state_dict())
-            found = evaluate(changed.to(device), bank, *size, seed=SEED)
+            found = evaluate(changed.to(device), bank, way, shot, query, episodes, SEED)
             base = base or found
             gain = compare(found, base)
             rows.append({"setting": setting, **found.to_json(), "difference": gain.difference, "ci95_difference": gain.ci95})
-            print(f"{size[0]}w{size[1]}s, {setting or 'no scales'}: {found} ({100 * gain.difference:+.2f})", flush=True)
+            print(f"{way}w{shot}s, {setting or 'no scales'}: {found} ({100 * gain.difference:+.2f})", flush=True)
             document = {"model": wanted.model, "split": "val", "machine": machine(device), "torch": torch.__version__}
             wanted.out.parent.mkdir(parents=True, exist_ok=True)
             wanted.out.write_text(json.dumps(document | {"sosn": sosn.__version__, "rows": rows}, indent=1) + "\n", "utf-8")

@@ -60,13 +60,13 @@ def norm_cases(where: str, images: int, side: int, pool: bool) -> Iterator[Case]
     given = maps(images, WIDTH, side, side)
     _, weight, bias, running = parameters(1)
     values = module.moments(given, weight, bias, bias, 1e-5, running)
-    result = module.apply(given, values[3], values[4], pool, True)
+    result = module.apply(given, (values[3], values[4]), pool, True)
     gradient = torch.randn_like(result)
     flat = "" if pool else "_FLAT"
     yield Case(
         "moments", where, size(given), lambda: module.moments(given, weight, bias, bias, 1e-5, running), module, "MOMENTS"
     )
-    apply = lambda: module.apply(given, values[3], values[4], pool, True)  # noqa: E731
+    apply = lambda: module.apply(given, (values[3], values[4]), pool, True)  # noqa: E731
     yield Case("apply", where, size(given, result), apply, module, "APPLY" + flat)
     back = lambda: module.backward(given, result, gradient, values, weight, bias, pool, True)  # noqa: E731
     yield Case("reduce", where, size(result, gradient), back, module, "REDUCE")
@@ -80,9 +80,15 @@ def first_cases(where: str, sides: list[Tensor], group: int, needed: list[bool])
     module = triton_first_block
     layout = module.Layout(group, 0, torch.bfloat16)
     weight, norm_weight, norm_bias, running = parameters(sides[0].shape[2] * len(sides))
-    collect = lambda: module.statistics(sides, weight, norm_bias, norm_weight, norm_bias, layout, 1e-5, running)  # noqa: E731
+
+    def collect() -> triton_first_block.Moments:
+        return module.statistics(sides, weight, norm_bias, norm_weight, norm_bias, layout, 1e-5, running)
+
     moments = collect()
-    forward = lambda: module.forward(sides, weight, moments.values[3], moments.values[4], layout, True)  # noqa: E731
+
+    def forward() -> tuple[Tensor, Tensor]:
+        return module.forward(sides, weight, moments.values[3], moments.values[4], layout, True)
+
     result, winners = forward()
     gradient = torch.randn_like(result)
     back = lambda: module.backward(sides, weight, winners, moments, gradient, needed, layout)  # noqa: E731
@@ -109,10 +115,10 @@ def pair_cases(where: str, episodes: int, way: int, queries: int) -> Iterator[Ca
         for count in (way, queries)
     )
     scale = torch.ones(WIDTH, device="cuda")
-    result = module.forward(support, query, scale, scale)
+    result = module.forward(support, query, (scale, scale))
     gradient = torch.randn_like(result).movedim(-3, -1).contiguous()
     yield Case("side_moments", where, size(query), lambda: module.side_moments(query))
-    yield Case("forward", where, size(support, query, result), lambda: module.forward(support, query, scale, scale))
+    yield Case("forward", where, size(support, query, result), lambda: module.forward(support, query, (scale, scale)))
     back = lambda: module.backward(support, query, gradient, scale, scale)  # noqa: E731
     yield Case("backward", where, 2 * size(gradient, support, query), back)
 

@@ -21,14 +21,20 @@ from sosn.training.setup import open_split
 SEED = 7
 
 
-def run(recipe_name: str, words: list[str], folder: Path, sizes: list[tuple[int, ...]]) -> dict[str, Any]:
+def run(recipe_name: str, words: list[str], folder: Path, sizes: list[tuple[int, int, int, int]]) -> dict[str, Any]:
     """One variant: seconds of training, the last loss, and its figures."""
     recipe = override(load_recipe(recipe_name), words)
     result = train(recipe, folder)
     bank = open_split(recipe, "val").to(resolve_device(recipe.training.device))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
-    figures = [evaluate(result.method, bank, *size, seed=SEED).to_json() for size in sizes]
+    figures = [evaluate(result.method, bank, *size, SEED).to_json() for size in sizes]
     return {"seconds": result.seconds, "loss": [line["loss"] for line in lines if "loss" in line][-1], "figures": figures}
+
+
+def sizes_of(text: str) -> tuple[int, int, int, int]:
+    """Way, shot, queries and episodes, as in 5,1,15,600."""
+    way, shot, query, episodes = (int(one) for one in text.split(","))
+    return way, shot, query, episodes
 
 
 def main() -> None:
@@ -39,7 +45,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=["5,1,15,600"])
     parser.add_argument("--out", type=Path, required=True)
     wanted = parser.parse_args()
-    sizes = [tuple(int(one) for one in size.split(",")) for size in wanted.sizes]
+    sizes = [sizes_of(text) for text in wanted.sizes]
     rows: list[dict[str, Any]] = []
     for line in wanted.variants.read_text("utf-8").splitlines():
         if not line.strip() or line.startswith("#"):

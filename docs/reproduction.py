@@ -114,7 +114,7 @@ def _group(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
 
 def _lines(row: Row, protocol: str, own: Sequence[Entry]) -> list[tuple[str, ...]]:
     """A line for each split on which a row was measured under a protocol: as it is now or, if it never was, as it was."""
-    lines = []
+    lines: list[tuple[str, ...]] = []
     now = [entry for entry in own if same_recipe(entry, row)]
     remarks = ["an earlier recipe"] if own and not now else []
     own = now or own

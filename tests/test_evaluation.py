@@ -16,11 +16,12 @@ from torch import Tensor, nn
 import sosn
 from engines import agreement, scores
 from sosn import evaluation
-from sosn.data import Bank
+from sosn.data import Bank, EpisodeSampler
 from sosn.device import check_bf16, try_bf16
 from sosn.episode import Episode
 from sosn.errors import DataError, UsageError
 from sosn.evaluation import Evaluation, compare, evaluate, mean_ci95
+from sosn.kernel import engine
 from sosn.method import Method, NearestPixels, SoSN
 from sosn.method.base import Statistics
 from sosn.preprocessing import Preprocessing
@@ -391,37 +392,46 @@ def test_scores_that_are_not_finite_are_no_result() -> None:
 
 
 @pytest.mark.parametrize("shot", [1, 2])
-def test_encoding_every_image_once_changes_no_figure(monkeypatch: pytest.MonkeyPatch, shot: int) -> None:
+def test_every_image_is_encoded_once_which_changes_no_figure(monkeypatch: pytest.MonkeyPatch, shot: int) -> None:
     bank = sosn.open_bank("glyphs", "val", alphabets=10, characters=8, drawings=12)
     model = sosn.load("glyphs")
-    encoded = count_encoded(model, monkeypatch)
+    encoded = count_encoded(model)
     once = evaluate(model, bank, way=3, shot=shot, query=4, episodes=20)
-    assert sum(encoded) <= len(bank)  # not 20 episodes × 15 or 18 images
+    assert sum(encoded) == distinct(bank, 3, shot, 4, 20)
+    each = 20 * 3 * (shot + 4)
+    encoded.clear()
+    with engine("plain"):
+        plain = evaluate(model, bank, way=3, shot=shot, query=4, episodes=20)
+    assert plain.accuracy == pytest.approx(once.accuracy, abs=1 / (20 * 12))
+    assert sum(encoded) == each  # layers one by one, episode by episode
+    encoded.clear()
     monkeypatch.setattr(evaluation, "MEMORY", 0)
     assert evaluate(model, bank, way=3, shot=shot, query=4, episodes=20) == once
+    assert sum(encoded) >= each  # some more, to see how much memory they would take
 
 
 def test_of_single_shots_matrices_are_kept_and_not_maps(monkeypatch: pytest.MonkeyPatch) -> None:
     bank = sosn.open_bank("glyphs", "val", alphabets=10, characters=5, drawings=4)
     model = SoSN(channels=1, input_size=84)
     expected = evaluate(model, bank, way=3, query=1, episodes=15)
-    encoded = count_encoded(model, monkeypatch)
+    encoded = count_encoded(model)
     monkeypatch.setattr(evaluation, "MEMORY", 4 * 64 * 64 * len(bank))  # maps have 64 × 361 entries
     assert evaluate(model, bank, way=3, query=1, episodes=15) == expected
-    assert sum(encoded) <= len(bank)
+    assert sum(encoded) == distinct(bank, 3, 1, 1, 15)
 
 
-def count_encoded(model: Method, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many images are encoded, call by call, from now on."""
+def count_encoded(model: Method) -> list[int]:
+    """How many images go through the encoder, call by call, from now on."""
     counts: list[int] = []
-    encode = model.encode
-
-    def counted(images: Tensor) -> Tensor | None:
-        counts.append(len(images))
-        return encode(images)
-
-    monkeypatch.setattr(model, "encode", counted)
+    encoder: Any = model.encoder
+    encoder.register_forward_pre_hook(lambda _, given: counts.append(len(given[0])))
     return counts
+
+
+def distinct(bank: Bank, way: int, shot: int, query: int, episodes: int) -> int:
+    """How many images the episodes of an evaluation have between them."""
+    rows = evaluation.draw_indices(EpisodeSampler(bank, way, shot, query), episodes, 0)
+    return len(torch.cat([part.flatten() for part in rows]).unique())
 
 
 @cache

@@ -63,10 +63,12 @@ losses = [trainer.advance() for _ in range(3)]
 if fabric.is_global_zero:
     Path(sys.argv[2]).mkdir()
 trainer.judge()
-judged = evaluate(trainer.judged, trainer.val_bank, 3, 1, 2, 7, fabric=fabric)
+told = []
+judged = evaluate(trainer.judged, trainer.val_bank, 3, 1, 2, 7, progress=lambda *count: told.append(count), fabric=fabric)
 document = {f"weight.{name}": value.detach() for name, value in trainer.method.named_parameters()}
 document |= {f"query.{number}": episode.query for number, episode in enumerate(seen)}
 document |= {"losses": torch.stack(losses), "judged": torch.tensor(judged.per_episode, dtype=torch.float64)}
+document["told"] = torch.tensor(told[-1])
 augmenting = Trainer(tiny("episodes_per_step=4", "turn=20", "zoom=0.2"), trainer.run, Silent(), fabric)
 images = augmenting.source.draw("recalibrate", 0)
 augmenting.source.draw = lambda purpose, number: images
@@ -234,6 +236,7 @@ def test_episodes_of_an_evaluation_are_shared_and_the_figures_are_those_of_one_p
 ) -> None:
     first, second = watched
     assert torch.equal(first["judged"], second["judged"])
+    assert [part["told"].tolist() for part in watched] == [[4, 4], [3, 3]]  # each has judged its own
     model = sosn.load(folder / "rank")
     bank = sosn.open_bank("glyphs", "val", **tiny().data.options)
     assert evaluate(model, bank, 3, 1, 2, 7).per_episode == tuple(first["judged"].tolist())
