@@ -15,6 +15,7 @@ from conftest import Cli
 from sosn.bench import contenders, evaluation_ratios, measure
 from sosn.bench.contenders import Shape
 from sosn.bench.measure import run_bench
+from sosn.bench.tensors import Tensors
 from sosn.encoder import Conv4
 from sosn.kernel import enabled
 from sosn.memory import free_memory
@@ -91,10 +92,12 @@ class Clock:
         self.now, self.calls = 0.0, dict[str, int]()
         monkeypatch.setattr("time.perf_counter", lambda: self.now)
 
-    def contender(self, name: str, seconds: float) -> Callable[..., contenders.Step]:
+    def contender(self, name: str, *seconds: float) -> Callable[..., contenders.Step]:
+        """The last duration is that of all further calls."""
+
         def step() -> None:
-            self.calls[name] = self.calls.get(name, 0) + 1
-            self.now += seconds
+            number = self.calls[name] = self.calls.get(name, 0) + 1
+            self.now += seconds[min(number, len(seconds)) - 1]
 
         return lambda *_: step
 
@@ -104,7 +107,7 @@ def test_a_slow_contender_is_called_once_a_turn_and_a_quick_one_more_often(monke
     makers = {"slow": clock.contender("slow", 3.0), "quick": clock.contender("quick", 0.125)}
     seconds, memory = measure._take_turns(makers, CPU, False)
     assert seconds == {"slow": 3.0, "quick": 0.125}
-    assert memory == {"slow": None, "quick": None}
+    assert memory == {"slow": 0.0, "quick": 0.0}  # they make no tensors
     assert clock.calls == {"slow": 1 + 3, "quick": 1 + 3 * 2}
 
 
@@ -112,6 +115,82 @@ def test_where_a_contender_is_very_slow_all_have_one_turn(monkeypatch: pytest.Mo
     clock = Clock(monkeypatch)
     measure._take_turns({"slow": clock.contender("slow", 21.0), "quick": clock.contender("quick", 2.0)}, CPU, False)
     assert clock.calls == {"slow": 2, "quick": 2}
+
+
+def test_of_three_turns_the_median_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    seconds, _ = measure._take_turns({"unsteady": clock.contender("unsteady", 1.0, 1.5, 7.0, 2.0)}, CPU, False)
+    assert seconds == {"unsteady": 2.0}
+
+
+def test_figures_of_training_follow_from_seconds_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(measure, "EPISODES", {"cpu": 8})
+    monkeypatch.setattr(measure, "has_easyfsl", lambda: False)
+    monkeypatch.setattr(measure, "_fits", lambda *_: True)
+    monkeypatch.setattr(measure, "_work", lambda *_: 10e9)
+    monkeypatch.setattr(measure, "loop_step", lambda *_: clock.contender("loop", 2.0)())
+    monkeypatch.setattr(measure, "whole_step", lambda *_: clock.contender("whole", 1.6)())
+    monkeypatch.setattr(
+        measure, "training_step", lambda *given: clock.contender(given[-1], 1.0 if given[-1] == "auto" else 4.0)()
+    )
+    told = measure._training(Shape(5, 1, 15, 84), CPU, 1e12, False)
+    rates = {"loop": 0.5, "vectorised": 2.0, "engine": 8.0, "engine, in sosn train": 5.0}  # eight episodes, of the loop one
+    assert told["episodes_per_second"] == pytest.approx(rates)
+    assert told["pairs_per_second"] == pytest.approx({name: 375 * rate for name, rate in rates.items()})
+    assert told["ratios"] == {"engine / loop": 16.0, "engine / vectorised": 4.0}
+    assert told["episodes_per_step"] == {name: 1 if name == "loop" else 8 for name in rates}
+    assert told["share_of_floor"] == pytest.approx({name: rate / 100 for name, rate in rates.items()})
+    assert told["gflop_per_episode"] == 10.0
+    assert measure._growth(SMALL, CPU, True) == {"shape": str(SMALL), "ms_per_episode": 1000.0, "peak_gib": 0.0}
+
+
+def test_the_work_of_an_episode_is_that_of_its_convolutions() -> None:
+    def convolutions(*layers: tuple[int, int]) -> list[float]:
+        return [2 * 9 * inputs * 64 * side**2 for inputs, side in layers]
+
+    encoder = convolutions((3, 82), (64, 39), (64, 19), (64, 19))
+    similarity = convolutions((2, 62), (64, 29), (64, 12), (64, 4))
+    matrix = 2 * 64 * 64 * 19**2
+    image = 3 * (sum(encoder) + matrix) - encoder[0]  # forward, and backward twice as much; pixels have no gradient
+    expected = 80 * image + 375 * 3 * sum(similarity)
+    assert measure._work(Shape(5, 1, 15, 84), CPU) == pytest.approx(expected, rel=1e-4)
+
+
+def test_an_image_of_a_whole_evaluation_is_in_five_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(contenders, "evaluate", lambda *sizes: given.append(sizes))
+    contenders.whole_evaluation(Shape(5, 1, 15, 28, 1), CPU, "auto", 100)()
+    ((_, bank, *sizes),) = given
+    assert sizes == [5, 1, 15, 100]
+    assert 100 * 5 * 16 / len(bank) == 5
+
+
+def test_easyfsl_trains_in_training_mode_and_judges_in_evaluation_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("easyfsl")
+    made: list[Any] = []
+    model = contenders.easyfsl_model
+
+    def watched(*given: Any, **more: Any) -> Any:
+        made.append(model(*given, **more))
+        return made[-1]
+
+    monkeypatch.setattr(contenders, "easyfsl_model", watched)
+    contenders.easyfsl_step(SMALL, CPU)()
+    contenders.easyfsl_judging(SMALL, CPU, False)()
+    assert [{module.training for module in one.modules()} for one in made] == [{True}, {False}]
+
+
+def test_memory_on_the_cpu_is_that_of_tensors_that_live_at_once() -> None:
+    before = torch.zeros(1000)
+    with Tensors() as tensors:
+        first, second = before + 1, torch.ones(500)
+        view = second.view(5, 100)
+        del first, second
+        third = torch.ones(600)
+        assert (tensors.now, tensors.most) == (4 * 1100, 4 * 1500)
+    del view, third
+    assert tensors.now == 0
 
 
 def test_a_contender_without_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -508,3 +508,16 @@ def test_an_engine_is_chosen_by_name_and_for_a_while() -> None:
     assert enabled()
     with pytest.raises(UsageError, match="choose auto, plain, triton"), engine("fast"):  # type: ignore[arg-type]
         pass
+
+
+def test_more_positions_than_kernels_can_number_go_another_way() -> None:
+    from triton import language
+
+    from sosn.kernel.triton_launch import index
+
+    weight, one = torch.empty(64, 1, 3, 3), torch.empty(1).expand(2**9, 1, 2**10, 2**10)  # no memory is taken
+    assert first_block.serves(one, weight, 3, 2)
+    assert not first_block.serves(one, weight, 3, 4)
+    assert not first_block.serves(torch.empty(1).expand(2**11, 1, 2**10, 2**10), weight, 3)
+    assert index(first_block.MOST_ROWS - 1) is language.int32
+    assert index(first_block.MOST_ROWS) is language.int64

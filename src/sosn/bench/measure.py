@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-import sosn
 from sosn.bench.contenders import (
     Shape,
     Step,
@@ -26,10 +26,12 @@ from sosn.bench.contenders import (
     whole_evaluation,
     whole_step,
 )
+from sosn.bench.tensors import Tensors
 from sosn.device import machine, resolve_device
 from sosn.kernel import engine
 from sosn.memory import free_memory, keep_freed_memory
 from sosn.training.capture import FREE_STEPS
+from sosn.training.run import circumstances
 
 SHAPES = (Shape(5, 1, 15, 84), Shape(5, 5, 10, 84), Shape(20, 1, 5, 28, 1), Shape(20, 1, 10, 28, 1), Shape(5, 1, 5, 224))
 QUICK = (Shape(5, 1, 1, 28, 1),)
@@ -86,7 +88,8 @@ def _measure(
     shapes = QUICK if quick else SHAPES
     document: dict[str, Any] = {
         "machine": machine(place),
-        "versions": {"sosn": sosn.__version__, "torch": torch.__version__},
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "versions": circumstances()["versions"],
         "peak_tflops": peak / 1e12,
         "easyfsl": has_easyfsl(),
         "training": [],
@@ -187,7 +190,7 @@ def _growth(shape: Shape, device: torch.device, quick: bool) -> dict[str, Any] |
 def _take_turns(
     makers: Mapping[str, Callable[[], Step]], device: torch.device, quick: bool, kind: str = "training"
 ) -> tuple[dict[str, float], dict[str, float | None]]:
-    """Seconds a call (the median of the turns taken) and peak memory on a GPU, of contenders that run one after the other.
+    """Seconds a call (the median of the turns taken) and peak memory, of contenders that run one after the other.
 
     One for which the GPU's memory does not suffice beside those before it is left out.
     """
@@ -203,13 +206,18 @@ def _take_turns(
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated() if cuda else 0
+        tensors = None if cuda or kind != "training" else Tensors()
         try:
-            steps[name], seconds = _warmed(maker, WARM[kind] if cuda else 1, cuda)
+            with tensors or nullcontext():
+                steps[name], seconds = _warmed(maker, WARM[kind] if cuda else 1, cuda)
         except torch.OutOfMemoryError:  # what was made of it is gone with the call
             continue
         slowest = max(slowest, seconds)
         calls[name] = 1 if quick else min(most, math.ceil(span / seconds))
-        memory[name] = (torch.cuda.max_memory_allocated() - held) / 2**30 if cuda else None
+        if cuda:
+            memory[name] = (torch.cuda.max_memory_allocated() - held) / 2**30
+        else:
+            memory[name] = tensors.most / 2**30 if tensors else None
     turns: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(1 if quick or slowest > LONG else 3):
         for name, step in steps.items():
