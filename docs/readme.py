@@ -93,9 +93,10 @@ def fill_speed(text: str) -> str:
     """The page on speed with the tables of every benchmark that was kept."""
     kept = {path.name: _read(f"results/{path.name}") for path in sorted((ROOT / "results").glob("bench-*.json"))}
     text = _put(text, "bench", "\n" + "\n".join(bench_tables(file, told) for file, told in kept.items()))
-    before = [_read(f"results/earlier/{path.name}") for path in sorted((ROOT / "results/earlier").glob("bench-h200*.json"))]
-    text = _put(text, "hosts", _hosts([*before, kept["bench-h200.json"]]))
-    text = _put(text, "twice", _twice([kept["bench-cpu.json"], _read("results/earlier/bench-cpu.json")]))
+    text = _put(text, "hosts", _hosts([*_earlier("bench-h200"), kept["bench-h200.json"]]))
+    text = _put(text, "again", _again([*_earlier("bench-cpu"), kept["bench-cpu.json"]]))
+    profiles = [_read(f"results/{path.name}") for path in sorted((ROOT / "results").glob("profile-*.json"))]
+    text = _put(text, "profiles", "\n" + "\n".join(profile_table(told) for told in profiles))
     path = "results/engine-accuracy.json"
     told = _read(path) if (ROOT / path).exists() else {"rows": []}
     return _put(text, "engine-accuracy", "\n" + engine_accuracy(told) + "\n")
@@ -143,16 +144,41 @@ def _missing(told: dict[str, Any]) -> str:
     return " Measured before *in sosn train* and *whole evaluation* were, and before easyfsl's encoder ran on plain layers."
 
 
+def _earlier(name: str) -> list[dict[str, Any]]:
+    """Benchmarks of the same kind of machine that were kept when another took their place, the oldest first."""
+    return [_read(f"results/earlier/{path.name}") for path in sorted((ROOT / "results/earlier").glob(f"{name}-*.json"))]
+
+
 def _hosts(benchmarks: list[dict[str, Any]]) -> str:
-    """What the first shape gave on several machines of one kind."""
+    """What the first shape gave in several runs on one kind of machine."""
     rows = [told["training"][0] for told in benchmarks]
     rates = {name: [_rate(row["episodes_per_second"][name]) for row in rows] for name in ("engine", "loop", "easyfsl")}
     told = "; ".join(f"{name} {_listed(own)}" for name, own in rates.items())
     ratios = _listed([f"{row['ratios']['engine / loop']:.0f}" for row in rows])
+    products = _listed([f"{told['peak_tflops']:.0f}" for told in benchmarks])
     return (
-        f"{rows[0]['shape']} in {len(rows)} runs on an {benchmarks[0]['machine']} each, episodes/s: {told}; {ratios} times the "
-        "loop; the last is in the table (before it, easyfsl's encoder ran on the engine)."
+        f"{rows[0]['shape']} in {len(rows)} runs on an {benchmarks[0]['machine']}, episodes/s: {told}; {ratios} times the "
+        f"loop; a large matrix product {products} TFLOP/s; the last run is in the table (before it, easyfsl's encoder ran on "
+        "the engine)."
     )
+
+
+def profile_table(told: dict[str, Any]) -> str:
+    """Where the time goes on a machine."""
+    rows = [
+        f"{told['machine']}, {told['shape']}:",
+        "",
+        "| call | ms | operators that took most | operators |",
+        "|---|---|---|---|",
+    ]
+    for row in told["rows"]:
+        *parts, others = row["parts"]
+        named = [one for one in parts if one["share"] > PART]
+        shares = ", ".join(f"{one['name'].removeprefix('aten::')} {100 * one['share']:.0f}%" for one in named)
+        busy = f", the GPU at work for {row['gpu_ms']:.2f}" if "gpu_ms" in row else ""
+        calls = sum(one["calls"] for one in (*parts, others))
+        rows.append(f"| {row['what']} | {row['ms']:.2f}{busy} | {shares} | {calls:.0f} |")
+    return "\n".join([*rows, ""])
 
 
 def _listed(words: list[str]) -> str:
@@ -160,14 +186,15 @@ def _listed(words: list[str]) -> str:
     return f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def _twice(benchmarks: list[dict[str, Any]]) -> str:
-    """What evaluation of the first shape took on one machine at two times."""
+def _again(benchmarks: list[dict[str, Any]]) -> str:
+    """What evaluation of the first shape took on one machine at several times."""
     rows = [told["evaluation"][0]["seconds_per_episode"] for told in benchmarks]
     told = []
     for kind in ("features known", "with encoding", "whole evaluation"):
-        times = " and ".join(f"{1e3 * row['engine, ' + kind]:.0f}" for row in rows)
+        times = _listed([f"{1e3 * row['engine, ' + kind]:.0f}" for row in rows])
         told.append(f"{kind} {times} ms")
-    return f"{benchmarks[0]['evaluation'][0]['shape']} on the engine at two times on this CPU, an episode: {'; '.join(told)}."
+    shape = benchmarks[0]["evaluation"][0]["shape"]
+    return f"{shape} on the engine at {len(rows)} times on this CPU, an episode: {'; '.join(told)}."
 
 
 def engine_accuracy(told: dict[str, Any]) -> str:
@@ -200,6 +227,7 @@ def engine_accuracy(told: dict[str, Any]) -> str:
     return "\n".join(rows)
 
 
+PART = 0.02  # of the time, below which an operator is not named
 COUNTS = ("drawings", "turned", "negatives_turned")
 
 

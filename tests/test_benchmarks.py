@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 import sosn
+from sosn.bench.contenders import Shape
 from sosn.models import calibration_of, model_path
 from sosn.recipe import load_recipe
 from sosn.storage import WEIGHTS_FILE
@@ -171,3 +172,22 @@ def test_answers_to_drawings_on_either_ground(tmp_path: Path, monkeypatch: pytes
     assert rows["negatives", "negatives"]["auto"] == rows["paper", "negatives"]["auto"] == rows["paper", "paper"]["auto"]
     assert rows["paper", "negatives"]["as_is"] < 0.6
     assert told["recognised"] == [{"split": "val", "drawings": len(drawings), "turned": 0, "negatives_turned": len(drawings)}]
+
+
+def test_a_profile_names_the_operators_that_take_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = runpy.run_path(str(BENCHMARKS / "profile_engine.py"))
+    small = {"SHAPE": Shape(5, 1, 1, 28, 1), "CALLS": 2, "WARM": 0}
+    monkeypatch.setattr(sys, "argv", ["profile_engine.py", "--device", "cpu", "--out", str(tmp_path / "p.json")])
+    for function in ("main", "look", "contenders"):
+        script[function].__globals__.update(small)
+    script["main"]()
+    told = json.loads((tmp_path / "p.json").read_text())
+    assert told["shape"] == "5w1s1q 28²"
+    kinds = ["training", *["evaluation with encoding"] * 2, *["evaluation"] * 2]
+    assert [row["what"].split(",")[0] for row in told["rows"]] == kinds
+    for row in told["rows"]:
+        assert row["ms"] > 0
+        assert sum(part["share"] for part in row["parts"]) == pytest.approx(1)
+        shares = [part["share"] for part in row["parts"][:-1]]
+        assert shares == sorted(shares, reverse=True)
+        assert any("convolution" in part["name"] for part in row["parts"])
