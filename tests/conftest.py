@@ -1,5 +1,6 @@
 """What tests share."""
 
+import json
 import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch loads: spinning threads starve one another on a busy machine
@@ -7,14 +8,17 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch loads: spinn
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 if not Path("/dev/nvidia0").exists():  # before triton is imported: without a GPU its kernels run in the interpreter
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 import torch
+from filelock import FileLock
 
 from sosn.cli import main
+from sosn.data.catalog import prepare_dataset
 from sosn.memory import keep_freed_memory
 from sosn.training.progress import Silent
 
@@ -45,6 +49,20 @@ def real_data() -> Path:
     if not folder or not Path(folder).is_dir():
         pytest.skip("SOSN_DATA names no folder with real data")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def real_omniglot(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A home with Omniglot at 42×42, prepared once by whichever process of the suite comes first, and what that told."""
+    own = tmp_path_factory.getbasetemp()
+    home = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "omniglot-home"
+    with FileLock(f"{home}.lock"), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOSN_HOME", str(home))
+        told = home / "told.json"
+        if not told.exists():
+            done = prepare_dataset("omniglot", real_data / "omniglot.tar.xz", 42)
+            told.write_text(json.dumps(done, default=str))
+    return home, json.loads(told.read_text())
 
 
 @pytest.fixture

@@ -336,11 +336,10 @@ def test_given_tasks_that_are_not_whole_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def real_bank(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Bank:
+def real_bank(real_omniglot: tuple[Path, dict[str, Any]]) -> Bank:
     """The evaluation alphabets, large enough to compare points of ink."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SOSN_HOME", str(tmp_path_factory.mktemp("home")))
-        prepare_dataset("omniglot", real_data / "omniglot.tar.xz", 42)
+        patch.setenv("SOSN_HOME", str(real_omniglot[0]))
         sizes = [len(sosn.open_bank("omniglot", split, partition="lake", size=42).names) for split in ("train", "val", "test")]
         assert sizes == [792, 172, 659]
         return sosn.open_bank("omniglot", "test", partition="lake", size=42)

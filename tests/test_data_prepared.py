@@ -6,6 +6,7 @@ import json
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -254,18 +255,23 @@ def test_a_check_finds_identical_images_in_a_bank(tmp_path: Path) -> None:
 
 @pytest.mark.real_data
 @pytest.mark.slow
-def test_real_omniglot_has_the_published_splits_and_one_known_pair(real_data: Path) -> None:
-    done = prepare_dataset("omniglot", real_data / "omniglot.tar.xz")
+def test_real_omniglot_has_the_published_splits_and_one_known_pair(
+    real_data: Path, real_omniglot: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    home, done = real_omniglot
+    monkeypatch.setenv("SOSN_HOME", str(home))
     assert (done["classes"], done["images"]) == (1623, 32_460)
     published = json.loads((real_data / "splits" / "omniglot-vinyals.json").read_text())
-    assert {split: set(sosn.open_bank("omniglot", split).names) for split in published} == {
+    assert {split: set(sosn.open_bank("omniglot", split, size=42).names) for split in published} == {
         split: set(names) for split, names in published.items()
     }
     assert all(vinyals_split(name) == split for split, names in published.items() for name in names)
-    paper = {split: set(sosn.open_bank("omniglot", split, partition="paper").names) for split in ("train", "val", "test")}
+    paper = {
+        split: set(sosn.open_bank("omniglot", split, partition="paper", size=42).names) for split in ("train", "val", "test")
+    }
     assert [len(names) for names in paper.values()] == [1100, 100, 423]
     assert len(set.union(*paper.values())) == 1623
-    bank = sosn.open_bank("omniglot", "train")
+    bank = sosn.open_bank("omniglot", "train", size=42)
     assert 0.85 < bank.mean_std()[0][0] < 0.95  # dark ink on white
     (twins,) = check("omniglot")[0]
     assert [Path(file).name for file in twins.where] == ["0192_03.png", "0192_19.png"]

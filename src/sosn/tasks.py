@@ -119,7 +119,7 @@ def evaluate_with(
 
 def check_runs(model: str) -> None:
     """Warn of a model that was trained on characters of the alphabets that Lake et al.'s runs are drawn from."""
-    known = {name for one in seen_by(model) if one.data.name == "omniglot" for name in one.classes}
+    known = {name for one in seen_by(model, "omniglot") for name in one.classes}
     evaluated = {name for name in known if "images_evaluation" in name}
     if evaluated:
         warnings.warn(

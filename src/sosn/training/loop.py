@@ -24,8 +24,9 @@ from sosn.storage import load_method
 from sosn.training.progress import Progress, Silent
 from sosn.training.run import Run, read_json
 from sosn.training.schedule import learning_rate
-from sosn.training.setup import ending_workers, make_fabric
+from sosn.training.setup import make_fabric
 from sosn.training.trainer import Trainer
+from sosn.training.workers import launched
 
 SAVE_SECONDS = 60.0  # longest time between two checkpoints
 LOG_STEPS = 20  # steps between two lines of metrics
@@ -61,8 +62,7 @@ def train(
     fabric = make_fabric(recipe, devices, nodes)
     run = Run(Path(out))
     run.check_same(recipe) if resume else run.check_new()  # before other processes are started, which would say so too
-    with ending_workers(fabric):
-        fabric.launch()
+    with launched(fabric):
         try:
             return _train(recipe, Path(out), resume, progress or Silent(), fabric)
         except RuntimeError as error:

@@ -49,13 +49,16 @@ def overlap(seen: Iterable[Seen], data: DataSection, names: Iterable[str]) -> se
     return known & set(names)
 
 
-def seen_by(model: str) -> list[Seen]:
-    """All that the weights of a model have seen, as far as it is known."""
+def seen_by(model: str, dataset: str = "") -> list[Seen]:
+    """All that the weights of a model have seen, as far as it is known; of one dataset if it is named."""
     about = read_about(model_path(model))
     if "recipe" not in about:
         return []
     recipe = from_table(about["recipe"], f"the recipe of model {model!r}")
-    return [Seen(recipe.data, frozenset(trained_classes(model, recipe))), *seen_before(model, recipe)]
+    before = [one for one in seen_before(model, recipe) if dataset in ("", one.data.name)]
+    if dataset not in ("", recipe.data.name):  # opening others may take seconds
+        return before
+    return [Seen(recipe.data, frozenset(trained_classes(model, recipe))), *before]
 
 
 def seen_before(model: str, recipe: Recipe) -> list[Seen]:

@@ -1,8 +1,7 @@
 """What a recipe names, made: its images, its method, its optimiser, its processes."""
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -70,21 +69,6 @@ def make_optimiser(method: Method, recipe: Recipe, device: torch.device) -> torc
     return kind(
         method.parameters(), rate, weight_decay=wanted.weight_decay, fused=on_gpu or None, capturable=on_gpu
     )  # fmt: skip
-
-
-@contextmanager
-def ending_workers(fabric: Fabric) -> Iterator[None]:
-    """End the processes that Fabric started for other devices if this one fails or is interrupted: they would wait in vain."""
-    try:
-        yield
-    except BaseException:
-        workers = getattr(fabric.strategy.launcher, "procs", [])
-        ended = list(workers)
-        workers.clear()  # Fabric's watch over them kills this process, too, when one of them ends
-        for worker in ended:
-            worker.kill()
-            worker.wait()
-        raise
 
 
 def _check_launcher(devices: int, nodes: int) -> None:
