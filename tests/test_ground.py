@@ -1,6 +1,7 @@
 """Light strokes on a dark ground: seen, turned the way round that the model knows, and told."""
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -200,6 +201,21 @@ def test_a_method_that_tells_nothing_of_its_images_gets_pictures_as_they_are(ban
         classifier = FewShotClassifier(method).fit(_negative(support), labels)
         assert classifier.ground_ is None
         assert classifier.predict(_negative(support)).tolist() == labels
+
+
+def test_a_gallery_s_warnings_name_the_line_that_called_it(bank: Bank, tmp_path: Path) -> None:
+    negative = 255 - bank.class_images(bank.names[0])[:1]
+    gallery = Gallery.create(tmp_path / "gallery", "glyphs")
+    calls: list[Callable[[], object]] = [
+        lambda: gallery.add("one", negative),
+        lambda: gallery.add_classes({"other": negative}),
+        lambda: gallery.search(negative),
+        lambda: gallery.shortlist(negative),
+    ]
+    for call in calls:
+        with pytest.warns(SosnWarning, match="was turned") as told:
+            call()
+        assert [Path(one.filename) for one in told] == [Path(__file__)]
 
 
 def test_a_gallery_turns_drawings_too(bank: Bank, tmp_path: Path) -> None:

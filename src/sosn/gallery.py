@@ -95,10 +95,13 @@ class Gallery:
 
     def add(self, label: str, images: Pictures) -> None:
         """Add a class from one or more pictures. Refuses one that is there."""
-        self.add_classes({label: images})
+        self._add({label: images})
 
     def add_classes(self, classes: "dict[str, Any]") -> None:
         """Add many classes, pictures by label, all or none of them."""
+        self._add(classes)
+
+    def _add(self, classes: "dict[str, Any]") -> None:
         known = set(self.labels)
         for label in classes:
             if not isinstance(label, str) or not label:
@@ -118,7 +121,7 @@ class Gallery:
         self.labels += pictures
         self._described = torch.cat((self._described, described))
         self._index.add(_directions(described))
-        warn_turned(count, sum(map(len, pictures.values())), self._ground, stacklevel=2)
+        warn_turned(count, sum(map(len, pictures.values())), self._ground, stacklevel=3)
 
     def remove(self, label: str) -> None:
         """Forget a class. Refuses one that is not there."""
@@ -138,7 +141,7 @@ class Gallery:
             raise DataError("the gallery is empty: add classes first")
         if top < 1 or (shortlist is not None and shortlist < 1):
             raise UsageError(f"top is {top} and shortlist {shortlist}; both are 1 or more")
-        queries = self._asked(images)
+        queries = self._asked(images, 1)
         if shortlist is None or shortlist >= len(self.labels):
             rows = torch.arange(len(self.labels)).expand(len(queries), -1)
         else:
@@ -158,10 +161,10 @@ class Gallery:
         rows = self._index.nearest(_directions(queries), min(size, len(self.labels)))
         return [[self.labels[place] for place in row.tolist()] for row in rows]
 
-    def _asked(self, images: Pictures) -> Tensor:
-        """Descriptors of pictures that are asked for, one each."""
+    def _asked(self, images: Pictures, decorators: int = 0) -> Tensor:
+        """Descriptors of pictures that are asked for, one each; decorators: of the function that a user calls."""
         shown, count = self._read(list_pictures(images))
-        warn_turned(count, len(shown), self._ground, stacklevel=3)
+        warn_turned(count, len(shown), self._ground, stacklevel=3 + decorators)
         return self._describe(shown, together=False)
 
     def _read(self, pictures: Sequence[Picture]) -> tuple[Tensor, int]:
