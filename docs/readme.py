@@ -7,7 +7,7 @@ from typing import Any
 
 from scipy import stats
 
-from sosn.bench import evaluation_ratios
+from sosn.bench import evaluation_ratios, written_rate
 from sosn.recipe import load_recipe, override
 from sosn.reproduce.ledger import interval
 
@@ -115,7 +115,7 @@ def bench_tables(file: str, told: dict[str, Any]) -> str:
         for name, rate in row["episodes_per_second"].items():
             share, memory = row["share_of_floor"].get(name), row["peak_gib"][name]
             ratio = row["ratios"].get(f"engine / {name}")
-            cells = [row["shape"], name, f"{ratio:.1f}×" if ratio else "", _rate(rate)]
+            cells = [row["shape"], name, f"{ratio:.1f}×" if ratio else "", written_rate(rate)]
             cells += [f"{row['pairs_per_second'][name]:,.0f}", f"{100 * share:.1f}%" if share else ""]
             parts.append(f"| {' | '.join([*cells, f'{memory:.2f}' if memory else ''])} |")
     parts += ["", "| evaluation, an episode | contender | engine is faster by | ms |", "|---|---|---|---|"]
@@ -130,10 +130,6 @@ def bench_tables(file: str, told: dict[str, Any]) -> str:
         parts.append(f"| {name} | {costs} |")
     parts.append("")
     return "\n".join(parts)
-
-
-def _rate(rate: float) -> str:
-    return f"{rate:.3g}" if rate < 1000 else f"{rate:.0f}"
 
 
 def _missing(told: dict[str, Any]) -> str:
@@ -152,14 +148,15 @@ def _earlier(name: str) -> list[dict[str, Any]]:
 def _hosts(benchmarks: list[dict[str, Any]]) -> str:
     """What the first shape gave in several runs on one kind of machine."""
     rows = [told["training"][0] for told in benchmarks]
-    rates = {name: [_rate(row["episodes_per_second"][name]) for row in rows] for name in ("engine", "loop", "easyfsl")}
+    rates = {name: [written_rate(row["episodes_per_second"][name]) for row in rows] for name in ("engine", "loop", "easyfsl")}
     told = "; ".join(f"{name} {_listed(own)}" for name, own in rates.items())
     ratios = _listed([f"{row['ratios']['engine / loop']:.0f}" for row in rows])
     products = _listed([f"{told['peak_tflops']:.0f}" for told in benchmarks])
+    old = sum(bool(_missing(told)) for told in benchmarks)
     return (
         f"{rows[0]['shape']} in {len(rows)} runs on an {benchmarks[0]['machine']}, episodes/s: {told}; {ratios} times the "
-        f"loop; a large matrix product {products} TFLOP/s; the last run is in the table (before it, easyfsl's encoder ran on "
-        "the engine)."
+        f"loop; a large matrix product {products} TFLOP/s. The last run is in the table; in the first {old} easyfsl's encoder "
+        "ran on the engine."
     )
 
 

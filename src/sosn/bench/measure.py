@@ -178,6 +178,11 @@ def evaluation_ratios(seconds: Mapping[str, float]) -> dict[str, float]:
     return {name: seconds[name] / seconds[ours] for name, ours in engines.items() if ours in seconds}
 
 
+def written_rate(rate: float) -> str:
+    """Three digits, or more where there are more before the point."""
+    return f"{rate:.3g}" if rate < 1000 else f"{rate:.0f}"
+
+
 def _growth(shape: Shape, device: torch.device, quick: bool) -> dict[str, Any] | None:
     """Milliseconds that the engine takes to train one episode; None where memory does not suffice."""
     makers = {"engine": partial(training_step, shape, 1, device, device.type == "cuda", "auto")}

@@ -267,7 +267,7 @@ def show_demo(result: "DemoResult") -> None:
 
 
 def show_bench(document: dict[str, Any]) -> None:
-    from sosn.bench import evaluation_ratios
+    from sosn.bench import evaluation_ratios, written_rate
 
     out = Console(highlight=False)
     out.print(f"{document['machine']}; {document['peak_tflops']:.3g} TFLOP/s in a large matrix product", soft_wrap=True)
@@ -279,7 +279,7 @@ def show_bench(document: dict[str, Any]) -> None:
             ratio, memory = row["ratios"].get(f"engine / {name}"), row["peak_gib"][name]
             share = row["share_of_floor"].get(name)
             table.add_row(
-                row["shape"], name, f"{ratio:.1f}×" if ratio else "", f"{rate:.3g}" if rate < 1000 else f"{rate:.0f}",
+                row["shape"], name, f"{ratio:.1f}×" if ratio else "", written_rate(rate),
                 f"{row['pairs_per_second'][name]:,.0f}", f"{100 * share:.1f}%" if share else "",
                 f"{memory:.2f}" if memory else "",
             )  # fmt: skip

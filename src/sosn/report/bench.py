@@ -5,6 +5,8 @@ from typing import Any, cast
 
 from matplotlib.figure import Figure
 
+from sosn.bench import written_rate
+
 COLOURS = {"loop": "#9aa5b1", "vectorised": "#5c7fa3", "easyfsl": "#d8a657"}  # others are the engine's
 
 
@@ -19,7 +21,7 @@ def bench_figure(document: dict[str, Any]) -> Figure:
         rates = row["episodes_per_second"]
         places = [names.index(name) for name in rates]
         bars = axis.barh(places, list(rates.values()), color=[COLOURS.get(name, "#1b2a41") for name in rates])
-        axis.bar_label(bars, fmt=lambda rate: f"{rate:.3g}" if rate < 1000 else f"{rate:.0f}", padding=3)
+        axis.bar_label(bars, fmt=written_rate, padding=3)
         axis.set(title=row["shape"], xlabel="episodes/s", xscale="log", xlim=(min(rates.values()) / 4, 8 * max(rates.values())))
     axes[0].set_yticks(range(len(names)), names)
     axes[0].invert_yaxis()

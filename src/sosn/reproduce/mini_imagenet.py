@@ -41,8 +41,8 @@ REMARKS = {
     "prototypical": "trained 5-way (its authors: 30- and 20-way); squared distances times 0.02: of 1,600 features they begin "
     "above a thousand, where a softmax is all but certain and wrong",
     "matching": "with full context, as the figure beside it; cosines times 10",
-    "maml": "first order, at less than half the cost (its authors: 48.07 and 63.15, and 48.70 and 63.11 with second "
-    "derivatives); 32 filters, as its authors; running: queries normalised by the moments of the support images",
+    "maml": "first order (the figure beside it: with second derivatives); 32 filters, as its authors; running: "
+    "queries normalised by the moments of the support images",
     "meta-lstm": "32 filters, as its authors; running: queries normalised by the moments of the support images",
 }
 PLAIN = "flip=false translate=0 jitter=0"
