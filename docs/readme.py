@@ -160,6 +160,17 @@ def _hosts(benchmarks: list[dict[str, Any]]) -> str:
     )
 
 
+def kernel_kind(name: str) -> str:
+    """What an operator or a kernel of a GPU does, as far as its name tells; our own kernels keep their names."""
+    known = {
+        "_fprop_": "convolution", "_dgrad_": "convolution, gradient of input", "_wgrad_": "convolution, gradient of weights",
+        "bn_fw_inf": "batch norm", "max_pool_forward": "max-pooling", "elementwise_kernel": "elementwise",
+        "gemm": "matrix product", "nchwToNhwc": "change of layout",
+    }  # fmt: skip
+    kind = next((kind for part, kind in known.items() if part in name), None)
+    return kind or (f"`{name}`" if name.startswith("_") else name.removeprefix("aten::"))
+
+
 def profile_table(told: dict[str, Any]) -> str:
     """Where the time goes on a machine."""
     rows = [
@@ -170,8 +181,11 @@ def profile_table(told: dict[str, Any]) -> str:
     ]
     for row in told["rows"]:
         *parts, others = row["parts"]
-        named = [one for one in parts if one["share"] > PART]
-        shares = ", ".join(f"{one['name'].removeprefix('aten::')} {100 * one['share']:.0f}%" for one in named)
+        kinds: dict[str, float] = {}
+        for one in parts:
+            kinds[kernel_kind(one["name"])] = kinds.get(kernel_kind(one["name"]), 0.0) + one["share"]
+        named = sorted(((share, kind) for kind, share in kinds.items() if share > PART), reverse=True)
+        shares = "; ".join(f"{kind} {100 * share:.0f}%" for share, kind in named)
         busy = f", the GPU at work for {row['gpu_ms']:.2f}" if "gpu_ms" in row else ""
         calls = sum(one["calls"] for one in (*parts, others))
         rows.append(f"| {row['what']} | {row['ms']:.2f}{busy} | {shares} | {calls:.0f} |")
