@@ -1,5 +1,6 @@
 """What only a GPU can show: captured steps, Triton kernels in training, bf16. Skipped elsewhere."""
 
+import gc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -66,7 +67,14 @@ def exact() -> Iterator[None]:
         "method=baseline encoder=conv4 model.features=second_order head=nearest",
         "method=relation_net optimiser=sgd learning_rate=0.1",
         "method=maml optimiser=sgd learning_rate=0.02",
+        "method=maml first_order=true optimiser=sgd learning_rate=0.02",
         "method=meta_lstm optimiser=sgd learning_rate=0.1",
+        "method=prototypical optimiser=sgd learning_rate=0.1",
+        "method=matching optimiser=sgd learning_rate=0.1",
+        "method=matching full_context=true optimiser=sgd learning_rate=0.1",
+        "method=siamese optimiser=sgd learning_rate=0.1",
+        "method=deep_bdc optimiser=sgd learning_rate=0.1",
+        "method=covamnet optimiser=sgd learning_rate=0.001",
     ],
 )
 def test_a_captured_step_trains_as_the_same_step_call_by_call(words: str, tmp_path: Path) -> None:
@@ -74,6 +82,21 @@ def test_a_captured_step_trains_as_the_same_step_call_by_call(words: str, tmp_pa
     (ours, moved), (theirs, should) = few_steps(wanted, tmp_path, True), few_steps(wanted, tmp_path, False)
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
     assert (moved - should).norm() < 0.2 * should.norm()  # without the steps that are played it would be about 0.6
+
+
+def test_a_step_is_captured_while_an_earlier_one_is_garbage(tmp_path: Path) -> None:
+    few_steps(recipe("steps=20"), tmp_path / "first", True)
+    old = Trainer(recipe("steps=20"), Run(tmp_path / "second"), Silent())
+    for _ in range(FREE_STEPS + 1):
+        old.advance()
+    del old  # its parts hold each other, so that only the collector finds them, and it will come at once
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(1, 1, 1)
+        losses, _ = few_steps(recipe("steps=20"), tmp_path / "third", True)
+    finally:
+        gc.set_threshold(*before)
+    assert losses[0] > losses[-1]
 
 
 @pytest.mark.parametrize("grouped", [False, True])

@@ -1,5 +1,6 @@
 """Training: it learns, it is repeatable, and nothing is lost when something goes wrong."""
 
+import gc
 import json
 import math
 import os
@@ -10,6 +11,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,7 @@ from sosn.recipe import Recipe, TrainingSection, load_recipe, override
 from sosn.tasks import evaluate_model
 from sosn.training import train
 from sosn.training.calibration import recalibrate, update_average
+from sosn.training.capture import FREE_STEPS, CapturedStep
 from sosn.training.loop import report
 from sosn.training.progress import Silent
 from sosn.training.run import Run
@@ -464,6 +468,58 @@ def photos(root: Path, classes: int) -> Path:
         for number in range(4):
             Image.new("RGB", (28, 28), (9 * label, 40 * number, 0)).save(root / f"kind{label:02}" / f"{number}.png")
     return root
+
+
+def test_related_is_of_training_episodes_alone(tmp_path: Path) -> None:
+    trainer = Trainer(tiny("related=1.0"), Run(tmp_path), Silent())
+    classes = trainer.source.draw("train", 1).classes
+    assert classes is not None
+    names = [trainer.sampler.bank.names[number] for number in classes[0].tolist()]
+    assert len({name.rpartition("/")[0] for name in names}) == 1
+    assert trainer.recipe.to_table()["episodes"]["related"] == 1.0
+
+
+def test_no_garbage_is_cleared_away_while_a_step_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Graph:
+        def replay(self) -> None:
+            pass
+
+    told: list[str] = []
+    recording = False
+
+    class Old:
+        """A graph of an earlier training: its end while another is recorded would spoil that one."""
+
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            told.append("recording" if recording else "before")
+
+    @contextmanager
+    def record(graph: Graph) -> Iterator[None]:
+        nonlocal recording
+        recording = True
+        yield
+        recording = False
+
+    def step(episode: Episode) -> torch.Tensor:
+        some: list[object] = [Old() for _ in range(20)] if recording else []
+        assert gc.isenabled() != recording
+        return episode.support.sum() + len(some)
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", record)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    captured = CapturedStep(step)
+    labels = torch.zeros(1, 1, dtype=torch.int64)
+    images = torch.zeros(1, 1, 1, 1, 2, 2)
+    for _ in range(FREE_STEPS):
+        captured(Episode(images, images[:, 0], labels))
+    Old()
+    captured(Episode(images, images[:, 0], labels))
+    assert told == ["before"]
+    assert gc.isenabled()
 
 
 def folder_recipe(root: Path) -> Recipe:

@@ -59,6 +59,7 @@ class EpisodesSection:
     shot: int = 1
     query: int = 15  # query images a class
     episodes_per_step: int = 1
+    related: float = 0.0  # share of training episodes whose classes are of one alphabet, as far as it goes
 
 
 @dataclass(frozen=True)

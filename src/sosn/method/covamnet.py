@@ -22,6 +22,7 @@ class CovaMNet(SoftmaxMethod):
     """
 
     name: ClassVar[str] = "covamnet"
+    capturable: ClassVar[bool] = True
     classes_apart: ClassVar[bool] = True
 
     def __init__(

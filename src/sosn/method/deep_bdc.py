@@ -27,6 +27,7 @@ class DeepBDC(SoftmaxMethod):
     """
 
     name: ClassVar[str] = "deep_bdc"
+    capturable: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -30,6 +30,7 @@ class MatchingNet(SoftmaxMethod):
     """
 
     name: ClassVar[str] = "matching"
+    capturable: ClassVar[bool] = True
 
     def __init__(
         self,

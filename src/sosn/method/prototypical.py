@@ -22,6 +22,7 @@ class PrototypicalNet(SoftmaxMethod):
     """
 
     name: ClassVar[str] = "prototypical"
+    capturable: ClassVar[bool] = True
     classes_apart: ClassVar[bool] = True
 
     def __init__(

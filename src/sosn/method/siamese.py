@@ -23,6 +23,7 @@ class SiameseNet(EncodedMethod):
     """
 
     name: ClassVar[str] = "siamese"
+    capturable: ClassVar[bool] = True
     classes_apart: ClassVar[bool] = True
     own_loss: ClassVar[LossName] = "binary_cross_entropy"
 

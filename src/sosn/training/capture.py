@@ -1,6 +1,8 @@
 """A training step as one CUDA graph: the GPU is handed the whole step at once, not kernel by kernel."""
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -41,7 +43,7 @@ class CapturedStep:
         self.episode = Episode(*(tensor.clone() for tensor in self._tensors(episode)))
         self.graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.cuda.graph(self.graph):
+        with _nothing_cleared_away(), torch.cuda.graph(self.graph):
             self.loss = self.step(self.episode)
 
     @staticmethod
@@ -49,3 +51,16 @@ class CapturedStep:
         assert episode.labels is not None
         classes = [] if episode.classes is None else [episode.classes]
         return [episode.support, episode.query, episode.labels.contiguous(), *classes]
+
+
+@contextmanager
+def _nothing_cleared_away() -> Iterator[None]:
+    """Python's garbage waits: a graph of an earlier training that is cleared away while another is recorded would spoil it."""
+    gc.collect()
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -48,7 +48,9 @@ class Trainer:
         episodes = recipe.episodes
         home = "cpu" if recipe.data.workers else device  # with workers, images stay on disk
         try:
-            self.sampler = EpisodeSampler(train_bank.to(home), episodes.way, episodes.shot, episodes.query)
+            self.sampler = EpisodeSampler(
+                train_bank.to(home), episodes.way, episodes.shot, episodes.query, related=episodes.related
+            )
         except DataError as error:
             raise DataError(f"for training: {error}{_shared_out(recipe)}") from error
         self.source = EpisodeSource(self.sampler, recipe, device, self.fabric.global_rank, self.fabric.world_size)
