@@ -306,7 +306,7 @@ def fill_beyond(text: str) -> str:
     for path in sorted((ROOT / "results").glob("variants-*.json")):
         told = _read(f"results/{path.name}")
         for one in told["rows"]:
-            figures = ", ".join(f"{own['way']}w{own['shot']}s {_accuracy(own, 2)}" for own in one["figures"])
+            figures = ", ".join(f"{own['way']}w{own['shot']}s{own['query']}q {_accuracy(own, 2)}" for own in one["figures"])
             words = " ".join(word for word in one["words"] if not word.startswith(("val_", "report_", "every=")))
             parts.append(f"| {told['recipe']} | {one['variant']} | `{words}` | {figures} |".replace("``", ""))
     text = _put(text, "variants", "\n" + "\n".join(parts) + "\n")

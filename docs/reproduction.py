@@ -16,6 +16,7 @@ HERE = Path(__file__).parent
 LEDGER = HERE.parent / "results" / "ledger"
 PAGE, CURVES = HERE / "reproduction.md", HERE / "ablations.png"
 TOLD_TIES = 0.002
+ABREAST = 3  # curves of ablations in a row
 NEEDS = {"224×224": "These need ImageNet's own photos; the images at hand are 84×84."}
 TITLES = {"omniglot": "Omniglot", "mini-imagenet": "miniImageNet"}
 PAPER = {"omniglot": OMNIGLOT, "mini-imagenet": MINI_IMAGENET}
@@ -172,8 +173,12 @@ def _curves(entries: Sequence[Entry]) -> Figure | None:
     drawn = [(what, points) for what, points in _families(entries, measure) if len(points) > 1]
     if not drawn:
         return None
-    figure = Figure((3.2 * len(drawn), 3.4), layout="constrained")
-    for axes, (what, points) in zip(figure.subplots(1, len(drawn), sharey=True, squeeze=False)[0], drawn, strict=True):
+    rows, columns = -(-len(drawn) // ABREAST), min(len(drawn), ABREAST)
+    figure = Figure((3.4 * columns, 3.2 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, sharey=True, squeeze=False).flatten()
+    for axes in grid[len(drawn) :]:
+        axes.remove()
+    for axes, (what, points) in zip(grid, drawn, strict=False):
         heights = [100 * summary.mean for _, _, summary in points]
         halves = [100 * (summary.between or summary.ci95s[0]) for _, _, summary in points]
         ordered = points[0][0][0].isdigit()  # values of a number, not names
@@ -213,12 +218,23 @@ def _claim(claim: claims.Claim, entries: Sequence[Entry]) -> list[str]:
 
 
 def _ranks(entries: Sequence[Entry]) -> str:
-    head = ("model", "seed", "image side", "N", "rank", "full rank, %", "effective rank", "after the norm: rank", "effective")
+    head = (
+        "",
+        "model",
+        "seed",
+        "image side",
+        "N",
+        "rank",
+        "full rank, %",
+        "effective rank",
+        "after the norm: rank",
+        "effective",
+    )
     lines = []
     for entry in entries:
         for one in entry["results"]:
             size = f"**{one['size']}**" if one["trained"] else str(one["size"])
-            cells = (f"`{entry['of']['row']}`", str(entry["seed"]), size, str(one["vectors"]))
+            cells = (TITLES[entry["of"]["table"]], f"`{entry['of']['row']}`", str(entry["seed"]), size, str(one["vectors"]))
             own = (f"{one['rank']:.1f} of {one['features']}", f"{100 * one['full_rank']:.0f}", f"{one['effective_rank']:.1f}")
             lines.append((*cells, *own, f"{one['normalised_rank']:.1f}", f"{one['normalised_effective_rank']:.1f}"))
     return "Matrices of validation images; the size that a model was trained at is bold.\n\n" + _table(head, lines)
