@@ -3,7 +3,8 @@
     python benchmarks/variants.py omniglot-20w1s variants.txt --out results/variants-omniglot.json --sizes 20,1,5,100 5,1,15,400
 
 A line of the file is a variant: its name, then key=value words over the recipe. start=@NAME takes the weights of an earlier
-variant. Figures are of val episodes of a seed that chose nothing (way, shot, queries a class and episodes of each --sizes).
+variant. Figures are of val episodes of a seed that chose nothing (way, shot, queries a class and episodes of each --sizes), and
+of the last weights unless a line has every=STEPS.
 """
 
 import argparse
@@ -24,6 +25,8 @@ SEED = 7
 def run(recipe_name: str, words: list[str], folder: Path, sizes: list[tuple[int, int, int, int]]) -> dict[str, Any]:
     """One variant: seconds of training, the last loss, and its figures."""
     recipe = override(load_recipe(recipe_name), words)
+    if not any(word.startswith(("every=", "validation.every=")) for word in words):
+        recipe = override(recipe, [f"every={recipe.training.steps}"])
     result = train(recipe, folder)
     bank = open_split(recipe, "val").to(resolve_device(recipe.training.device))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]

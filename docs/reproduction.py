@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from sosn.reproduce import claims, mini_imagenet
-from sosn.reproduce.ledger import Entry, Summary, find_figure, gap, of_row, read_ledger, same_recipe, summarise
+from sosn.reproduce.ledger import Entry, Gap, Summary, find_figure, gap, of_row, read_ledger, same_recipe, summarise
 from sosn.reproduce.paper import MINI_IMAGENET, MISPRINTS, OMNIGLOT
 from sosn.reproduce.row import HEADLINE_SEEDS, Measure, Row
 from sosn.reproduce.table import TABLES
@@ -20,10 +20,22 @@ ABREAST = 3  # curves of ablations in a row
 NEEDS = {"224×224": "These need ImageNet's own photos; the images at hand are 84×84."}
 TITLES = {"omniglot": "Omniglot", "mini-imagenet": "miniImageNet"}
 PAPER = {"omniglot": OMNIGLOT, "mini-imagenet": MINI_IMAGENET}
+OPEN_MIC = """## Open MIC
+
+Not run: its images are given out by its authors on request, and were not at hand. `sosn reproduce open-mic-1` and
+`open-mic-2` run the paper's two tables from them ([data.md](data.md)).
+"""
+SAID = """Differences are of running statistics, and of batch statistics in a column of their own; the paper's are of test
+classes and of batch statistics. What the paper says of Open MIC was not tested.
+"""
+ABLATED = """Each row changes one setting of the base row `{base}`: SoSN(⊗)+SigmE, 5-way 1-shot, on {episodes:,} episodes, 4 a
+step, else as the rows of one budget. One seed each: ± is over episodes and does not cover another training, which may well
+differ by a point, as neighbouring values of η′ do.
+"""
 INTRO = """# The paper's tables, and ours
 
-This page is made from [results/ledger](../results/ledger) by `python docs/reproduction.py`. An entry there is one training with
-its figures, or one experiment on a trained model, and a command wrote it:
+This page is made from [results/ledger](../results/ledger) by `python docs/reproduction.py`. An entry there is one training
+with its figures, or one experiment on a trained model, and a command wrote it:
 
 ```
 sosn reproduce omniglot --rows 'sigme-*' --seeds 0 1 2 --ledger results/ledger
@@ -31,22 +43,30 @@ sosn reproduce mini-imagenet --list                   # the rows and their recip
 sosn reproduce claims --ledger results/ledger         # what the paper says in words; runs the rows that it needs
 ```
 
-A row's name ends with the protocol that it was trained for; Omniglot models trained 20-way are tested on all four.
-
 Rows are data: [omniglot.py](../src/sosn/reproduce/omniglot.py), [mini_imagenet.py](../src/sosn/reproduce/mini_imagenet.py),
-[claims.py](../src/sosn/reproduce/claims.py). How figures are made: [protocol.md](protocol.md). Accuracies are in per cent.
-Ours is the mean over seeds ± its 95% interval between seeds (Student's t; none for a single seed); in brackets, the interval
-over episodes of one seed, which is what the paper prints. *running*: batch norm as it was trained, so no query helps another;
-*batch*: the authors' transductive way, of a model that was not trained so (in training the images of all episodes of a step
-are normalised together, and theirs is one episode). Minutes are wall time, of trainings of which several may have shared a
-GPU. Weights are chosen on validation classes, with other episodes than those reported. The paper's figures are of test
-classes. Where ours are of val (test images were held back), the settings of our best recipes, and the training settings that
-rows of one budget share, were chosen on the same classes with SoSN, so that figures of test classes may well be lower. Only
-entries of rows as they are now are compared; seeds share their episodes, so an interval between seeds says nothing about other
-episodes, and intervals of differences between rows have both. *Ties*: the share of queries for which several classes had the
-same highest score; the first counted, and the classes of an episode come in random order. Two pairs have the
-same score to the bit where the last block of the similarity net puts out zeros alone for both. Rows *ranked by score* are
-from before answers were ranked by what the sigmoid squashes, which tells apart more; measured anew they may be higher.
+[claims.py](../src/sosn/reproduce/claims.py). A row's name ends with the protocol that it was trained for; Omniglot models
+trained 20-way are tested on all four. How figures are made: [protocol.md](protocol.md). Accuracies are in per cent.
+
+- Ours is the mean over seeds ± its 95% interval between seeds (Student's t; none for a single seed); in brackets, the
+  interval over episodes of one seed, which is what the paper prints. Seeds share their episodes, so an interval between
+  seeds says nothing about other episodes. Intervals of differences between rows are over episodes, in pairs, and over seeds
+  too where there are several; those of one seed do not cover another training.
+- *running*: batch norm as it was trained, so no query helps another; *batch*: the authors' transductive way, of a model
+  that was not trained so (in training the images of all episodes of a step are normalised together, and theirs is one
+  episode).
+- Rows of one budget are there to be compared with each other. None is trained for nearly as long as the paper's models, so
+  that a figure below the paper's does not refute it.
+- Weights are chosen on validation classes, with other episodes than those reported. The paper's figures are of test
+  classes. Where ours are of val (test images were held back), the settings of our best recipes, and some that rows of one
+  budget share, were chosen on the same classes with SoSN, so that figures of test classes may well be lower. Omniglot's
+  test classes chose nothing, but some rows were measured on them more than once: again when answers began to be ranked
+  before the sigmoid, and the best recipe when it was changed, on validation classes.
+- Only entries of rows as they are now are compared. Minutes are wall time, a first stage's included, of trainings of which
+  several may have shared a GPU, by several versions of the code (`code` in an entry), so they compare only roughly.
+- *Ties*: the share of queries for which several classes had the same highest score; the first counted, and the classes of
+  an episode come in random order. Two pairs have the same score to the bit where the last block of the similarity net puts
+  out zeros alone for both. Figures *ranked by score* are from before answers were ranked by what the sigmoid squashes,
+  which tells apart more; measured anew they may be higher.
 """
 
 
@@ -61,8 +81,9 @@ def page(entries: Sequence[Entry]) -> str:
             parts.append(f"Printed in the paper and not run here: {'; '.join(told)}.\n")
         for group in dict.fromkeys(row.group for row in rows):
             parts += _group([row for row in rows if row.group == group], entries)
+    parts.append(OPEN_MIC)
     planned = _as_planned(entries)
-    parts += ["## What the paper says in words\n", *(part for claim in claims.CLAIMS for part in _claim(claim, planned))]
+    parts += ["## What the paper says in words\n", SAID, *(part for claim in claims.CLAIMS for part in _claim(claim, planned))]
     parts += ["## Misprints in the paper\n", "\n".join(f"- {sentence}" for sentence in MISPRINTS) + "\n"]
     return "\n".join(parts)
 
@@ -96,7 +117,7 @@ def _group(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
         parts += _ablations(_as_planned(entries))
     else:
         for protocol in dict.fromkeys(measure.protocol for row in rows for measure in row.measures):
-            lines = [line for row in rows for line in _lines(row, protocol, runs[row.id])]
+            lines = [line for row in rows for line in _lines(row, protocol, entries)]
             if lines:
                 head = ("model", "row", "split", "paper", "running", "batch", "seeds", "parameters", "minutes", "")
                 parts += [f"**{_words(protocol)}**\n", _table(head, lines)]
@@ -113,23 +134,30 @@ def _group(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
     return parts
 
 
-def _lines(row: Row, protocol: str, own: Sequence[Entry]) -> list[tuple[str, ...]]:
+def _first_stage(entry: Entry, entries: Sequence[Entry]) -> float:
+    """Seconds of the training that an entry's training started from."""
+    first = [one for one in of_row(entries, entry["table"], entry.get("start", "")) if one["seed"] == entry["seed"]]
+    return sum(float(one["seconds"]) + _first_stage(one, entries) for one in first)
+
+
+def _lines(row: Row, protocol: str, entries: Sequence[Entry]) -> list[tuple[str, ...]]:
     """A line for each split on which a row was measured under a protocol: as it is now or, if it never was, as it was."""
     lines: list[tuple[str, ...]] = []
+    own = of_row(entries, row.table, row.id)
     now = [entry for entry in own if same_recipe(entry, row)]
     remarks = ["an earlier recipe"] if own and not now else []
     own = now or own
     for measure in row.measures:
         running, batch = (summarise(own, measure, statistics) for statistics in ("running", "batch"))
         if measure.protocol == protocol and running is not None:
-            minutes = sum(entry["seconds"] for entry in own) / len(own) / 60
+            minutes = sum(entry["seconds"] + _first_stage(entry, entries) for entry in own) / len(own) / 60
             count = len(running.seeds)
             seeds = f"{count} of {HEADLINE_SEEDS}" if row.headline and count < HEADLINE_SEEDS else str(count)
             label, paper = f"{row.label} ★" if row.headline else row.label, str(row.paper(protocol) or "")
             figures = [figure for entry in own if (figure := find_figure(entry, measure, "running"))]
             tied, told = max(figure["ties"] for figure in figures), list(remarks)
-            if tied > TOLD_TIES:
-                told += [f"{100 * tied:.1f}% ties"] + ["ranked by score"] * any("right" not in figure for figure in figures)
+            told += [f"{100 * tied:.1f}% ties"] * (tied > TOLD_TIES)
+            told += ["ranked by score"] * any("right" not in figure for figure in figures)
             cells = (label, f"`{row.id}`", measure.split, paper, _figure(running), _figure(batch), seeds)
             lines.append((*cells, f"{own[0]['parameters']:,}", f"{minutes:.1f}", "; ".join(told)))
     return lines
@@ -139,14 +167,16 @@ def _ablations(entries: Sequence[Entry]) -> list[str]:
     """A table for each family, and the curves."""
     measure = claims.find(mini_imagenet.TABLE, mini_imagenet.BASE).measures[0]
     base = of_row(entries, mini_imagenet.TABLE, mini_imagenet.BASE)
-    parts = []
+    recipe = claims.find(mini_imagenet.TABLE, mini_imagenet.BASE).resolve(0)
+    budget = recipe.training.steps * recipe.episodes.episodes_per_step
+    parts = [ABLATED.format(base=mini_imagenet.BASE, episodes=budget)]
     if _curves(entries):
         parts.append(f"![Ablations, 5-way 1-shot on validation classes]({CURVES.name})\n")
     for what, points in _families(entries, measure):
         lines = []
         for value, own, figure in points:
             ahead = gap(own, base, measure)
-            against = f"{100 * ahead.mean:+.2f} ± {100 * ahead.ci95:.2f}" if ahead and own != base else ""
+            against = _points(ahead) if own != base else ""
             batch = summarise(own, measure, "batch")
             lines.append((value, _figure(figure), _figure(batch), against, str(len(figure.seeds))))
         if lines:
@@ -200,11 +230,11 @@ def _claim(claim: claims.Claim, entries: Sequence[Entry]) -> list[str]:
         if ours:
             verdict = "ahead" if ours.mean > ours.ci95 else "behind" if ours.mean < -ours.ci95 else "not told apart"
             verdict = verdict if ours.seeds > 1 else "– (one seed)"
-            points = f"{100 * ours.mean:+.2f} ± {100 * ours.ci95:.2f}"
             pair = (f"`{one.first}`", f"`{one.second}`", TITLES[one.table], one.protocol, one.split)
-            lines.append((*pair, paper, points, str(ours.seeds), verdict))
+            lines.append((*pair, paper, _points(ours), _points(one.ours(entries, "batch")), str(ours.seeds), verdict))
     if lines:
-        parts.append(_table(("row", "minus", "", "", "split", "paper, points", "ours, points", "seeds", "the first is"), lines))
+        head = ("row", "minus", "", "", "split", "paper, points", "ours, points", "batch", "seeds", "the first is")
+        parts.append(_table(head, lines))
     told = [entry for one in claim.experiments for entry in of_row(entries, claims.TABLE, one.id)]
     for kind, show in (("rank", _ranks), ("burstiness", _bursts)):
         own = [entry for entry in told if entry["row"].startswith(kind)]
@@ -259,6 +289,10 @@ def _bursts(entries: Sequence[Entry]) -> str:
         "copies of it among the query's "
         "features.\n\n"
     ) + _table(head, lines)
+
+
+def _points(gap: Gap | None) -> str:
+    return f"{100 * gap.mean:+.2f} ± {100 * gap.ci95:.2f}" if gap else ""
 
 
 def _words(protocol: str) -> str:

@@ -53,8 +53,8 @@ def test_times_of_preparing_and_opening_are_kept_dataset_by_dataset(tmp_path: Pa
 
 
 def test_variants_are_trained_in_turn_and_can_start_from_one_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = "alphabets=10 characters=6 drawings=8 steps=2 every=2 val_episodes=2 report_episodes=2 val_query=2 recalibrate=0"
-    (tmp_path / "list.txt").write_text(f"first {small}\n# a remark\n\nsecond {small} start=@first\nthird steps=0\n")
+    small = "alphabets=10 characters=6 drawings=8 steps=2 val_episodes=2 report_episodes=2 val_query=2 recalibrate=0"
+    (tmp_path / "list.txt").write_text(f"first {small}\n# a remark\n\nsecond {small} every=1 start=@first\nthird steps=0\n")
     out = tmp_path / "out.json"
     words = ["glyphs-5w1s", str(tmp_path / "list.txt"), "--runs", str(tmp_path / "runs"), "--out", str(out)]
     monkeypatch.setattr(sys, "argv", ["variants.py", *words, "--sizes", "5,1,2,3"])
@@ -62,6 +62,8 @@ def test_variants_are_trained_in_turn_and_can_start_from_one_another(tmp_path: P
     first, second, third = json.loads(out.read_text("utf-8"))["rows"]
     assert [row["figures"][0]["episodes"] for row in (first, second)] == [3, 3]
     assert str(tmp_path / "runs" / "first") in (tmp_path / "runs" / "second" / "recipe.toml").read_text("utf-8")
+    every = [load_recipe(str(tmp_path / "runs" / name)).validation.every for name in ("first", "second")]
+    assert every == [2, 1]  # the last weights, unless told
     assert "steps is 0" in third["error"]
 
 

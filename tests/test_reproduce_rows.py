@@ -20,7 +20,7 @@ from sosn.recipe import Recipe, load_recipe, override
 from sosn.reproduce import claims, mini_imagenet, omniglot, running
 from sosn.reproduce.ledger import Entry, gap, of_row, read_entry, read_ledger, same_recipe, summarise, write_entry
 from sosn.reproduce.paper import MINI_IMAGENET, OMNIGLOT, ahead
-from sosn.reproduce.row import Measure, Row, changes
+from sosn.reproduce.row import LONG, Measure, Row, changes
 from sosn.reproduce.table import TABLES, Options, plan, reproduce_rows
 from sosn.storage import load_tensors
 from sosn.training import Silent
@@ -91,7 +91,9 @@ def _episodes(row: Row) -> int:
 
 
 def test_rows_that_are_compared_have_one_budget() -> None:
-    assert {_episodes(row) for row in mini_imagenet.ROWS if row.group in ("one budget", "224×224")} == {60_000}
+    one = ("one budget", mini_imagenet.OTHER, "224×224")
+    assert {_episodes(row) for row in mini_imagenet.ROWS if row.group in one} == {60_000}
+    assert {_episodes(row) for row in mini_imagenet.ROWS if row.group == LONG} == {200_000}
     assert {_episodes(row) for row in mini_imagenet.ROWS if row.group == "ablation"} == {20_000}
     for way, wanted in ((5, 20_000), (20, 10_000)):
         own = [row for row in omniglot.ROWS if "partition" in row.group and row.resolve(0).episodes.way == way]
@@ -162,7 +164,9 @@ def test_every_start_is_a_row_whose_encoder_fits() -> None:
 def test_every_row_of_the_tables_stands_in_the_paper_or_is_called_otherwise() -> None:
     for row in ROWS:
         tables = {"omniglot": OMNIGLOT, "mini-imagenet": MINI_IMAGENET}
-        ours = row.group in ("ablation", "image size", "first stage", "best recipe", "beyond the paper")
+        ours = row.group in (
+            "ablation", "image size", "first stage", "best recipe", "beyond the paper", mini_imagenet.OTHER,
+        )  # fmt: skip
         assert (row.label in tables[row.table]) == (not ours)
 
 
@@ -181,6 +185,29 @@ def test_the_papers_figures_are_as_printed() -> None:
     assert ahead("mini-imagenet", "SoSN(⊗)+SigmE", "Prototypical Net", "5w5s") == 0.43
     with pytest.raises(KeyError, match="20w1s"):
         ahead("mini-imagenet", "SoSN(⊗)+SigmE", "Relation Net", "20w1s")
+
+
+def test_headline_rows_are_the_papers_model_and_ours_beside_it_but_for_long_trainings() -> None:
+    headline = {row.id for row in ROWS if row.headline}
+    assert {"sigme-5w1s", "best-5w5s", "resnet12-5w1s", "sigme-paper-20w1s", "best-20w1s"} <= headline
+    assert not {"long-5w1s", "asinhe-5w1s", "unchanged-5w1s", "centred-5w5s", "best-pretrain"} & headline
+
+
+def test_rows_of_other_settings_change_what_they_are_called_after() -> None:
+    base = claims.find("mini-imagenet", "sigme-5w1s").resolve(0)
+    unchanged, centred = (claims.find("mini-imagenet", f"{name}-5w1s").resolve(0) for name in ("unchanged", "centred"))
+    assert (unchanged.model, unchanged.training) == (base.model, base.training)
+    assert (unchanged.augmentation.flip, unchanged.augmentation.translate, unchanged.augmentation.jitter) == (False, 0, 0)
+    assert (centred.augmentation, centred.training) == (base.augmentation, base.training)
+    assert centred.model.options == base.model.options | {"shift": 1.0}
+
+
+def test_omniglot_is_compared_on_both_partitions_and_all_protocols() -> None:
+    pairs = {(one.first, one.second, one.protocol) for claim in claims.CLAIMS for one in claim.contrasts}
+    for rival in ("relation-net", "prototypical", "asinhe"):
+        for partition in ("vinyals", "paper"):
+            wanted = {(protocol, protocol) for protocol in omniglot.PROTOCOLS} | {("20w1s", "5w1s")}
+            assert {(f"sigme-{partition}-{t}", f"{rival}-{partition}-{t}", asked) for t, asked in wanted} <= pairs
 
 
 def test_claims_refer_to_rows_that_measure_what_is_compared() -> None:

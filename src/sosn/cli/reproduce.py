@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
 WIDTH = 120  # of lines that are broken
+MOST = 0.9  # share of rows that have a word which is said once for them
 OPEN_MIC, CLAIMS = ("open-mic-1", "open-mic-2"), "claims"
 
 
@@ -123,7 +124,7 @@ def _list(table: str, patterns: list[str], as_json: bool) -> None:
 def _show_plan(table: str, rows: "Sequence[Row]") -> None:
     """The rows, the episodes each is trained on, the paper's figures, and the commands that train it by hand.
 
-    Words that all rows share are said once, as an array of the shell (bash or zsh) that the commands name.
+    Words that nearly all rows share are said once, as an array of the shell (bash or zsh) that the commands name.
     """
     common = _common(rows)
     if common:
@@ -146,23 +147,25 @@ def _broken(command: str) -> str:
 
 
 def _common(rows: "Sequence[Row]") -> list[str]:
-    """Words of two or more rows that all of them have, save those that are their recipes as they are; of a single row none."""
+    """Words that nearly all of several rows have, save those that are their recipes as they are; of a single row none."""
     told = [row.words for row in rows if row.words]
-    return [word for word in told[0] if all(word in own for own in told)] if len(told) > 1 else []
+    return [word for word in told[0] if sum(word in own for own in told) > MOST * len(told)] if len(told) > 1 else []
 
 
 def _commands(row: "Row", common: Sequence[str] = ()) -> list[str]:
     """What trains a row by hand, in the folders that `sosn train` chooses: the rows that it starts from come first.
 
-    "${COMMON[@]}" stands for the common words, before others: of two words for one key the later counts.
+    "${COMMON[@]}" stands for the common words where a row has them all, before others: of two words for one key the later
+    counts.
     """
     from sosn.reproduce.table import started_from
 
     commands: list[str] = []
     start: list[str] = []
     for one in (*started_from(row), row):
-        own = [word for word in one.words if word not in common]
-        shared = ['"${COMMON[@]}"'] if len(own) < len(one.words) else []
+        has_all = bool(common) and set(common) <= set(one.words)
+        own = [word for word in one.words if not (has_all and word in common)]
+        shared = ['"${COMMON[@]}"'] if has_all else []
         commands.append(" ".join(("sosn train", one.recipe, *shared, *own, *start)))
         start = [f"start=runs/{one.recipe}"]
     return commands
