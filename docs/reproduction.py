@@ -41,6 +41,7 @@ with its figures, or one experiment on a trained model, and a command wrote it:
 sosn reproduce omniglot --rows 'sigme-*' --seeds 0 1 2 --ledger results/ledger
 sosn reproduce mini-imagenet --list                   # the rows and their recipes; omniglot and claims have them too
 sosn reproduce claims --ledger results/ledger         # what the paper says in words; runs the rows that it needs
+sosn reproduce mini-imagenet --jobs 5                 # five trainings at a time: one alone does not fill a large GPU
 ```
 
 Rows are data: [omniglot.py](../src/sosn/reproduce/omniglot.py), [mini_imagenet.py](../src/sosn/reproduce/mini_imagenet.py),

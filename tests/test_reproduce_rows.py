@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -230,6 +231,38 @@ def test_what_a_row_decides_cannot_be_overridden() -> None:
 
 
 # Running
+
+
+def test_rows_side_by_side_are_those_one_by_one(tmp_path: Path) -> None:
+    row, source, listener = "prototypical-vinyals-5w1s", characters(tmp_path / "source"), Listener()
+    wanted = Options([row], (0, 1), CPU, quick=True, data=source)
+    one_by_one = reproduce_rows("omniglot", tmp_path / "alone", replace(wanted, estimate=False), listener)
+    assert "2 of 2 trainings to run" in listener.said
+    together = replace(wanted, jobs=2)
+    both = reproduce_rows("omniglot", tmp_path / "together", together, listener)
+    assert [entry["seed"] for entry in both.entries] == [0, 1]
+    for ours, theirs in zip(both.entries, one_by_one.entries, strict=True):
+        assert ours["figures"] == theirs["figures"]
+        assert ours["recipe"] == theirs["recipe"]
+    told = next(sentence for sentence in listener.said if "at a time" in sentence)
+    assert re.fullmatch(r"2 of 2 trainings to run, 2 at a time: about .* on this machine, one by one", told)
+    assert f"omniglot/{row}, seed 1: done in" in " ".join(listener.said)
+    assert "step 4/4" in (tmp_path / "together" / "omniglot" / f"{row}-seed0.log").read_text("utf-8")
+    listener.said.clear()
+    assert reproduce_rows("omniglot", tmp_path / "together", together, listener).entries == both.entries
+    assert listener.said == []  # what is finished is read
+
+
+def test_rows_that_fail_side_by_side_are_told_and_not_tried_again(tmp_path: Path) -> None:
+    row, source, listener = "prototypical-vinyals-5w1s", characters(tmp_path / "source"), Listener()
+    wanted = Options([row], (0, 1), [*CPU, "learning_rate=1e30"], quick=True, data=source, jobs=2, estimate=False)
+    result = reproduce_rows("omniglot", tmp_path / "runs", wanted, listener)
+    assert result.entries == []
+    assert set(result.skipped) == {f"omniglot/{row}, seed {seed}" for seed in (0, 1)}
+    assert all(reason.startswith("loss is not finite at step") for reason in result.skipped.values())
+    assert not any("training in" in sentence for sentence in listener.said)
+    with pytest.raises(UsageError, match="jobs is 0; it must be 1 or more"):
+        reproduce_rows("omniglot", tmp_path / "runs", replace(wanted, jobs=0))
 
 
 def test_a_row_is_prepared_for_run_measured_and_read_again(tmp_path: Path) -> None:
@@ -483,6 +516,7 @@ def test_words_that_mean_nothing_are_refused() -> None:
         ("omniglot --list --rows sigme-vinyals", "no id fits 'sigme-vinyals'"),
         ("claims --list --rows sigmoid", "no id fits 'sigmoid'"),
         ("open-mic-1 --rows p1", "open-mic-1 is run whole"),
+        ("open-mic-2 --jobs 2", "--jobs and --no-estimate are for omniglot"),
     ):
         result = CliRunner().invoke(app, ["reproduce", *words.split()])
         assert isinstance(result.exception, UsageError)

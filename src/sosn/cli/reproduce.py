@@ -37,6 +37,8 @@ def reproduce(
         typer.Option(help="Folder for the runs: OUT/TABLE/ROW-seedN, or for Open MIC OUT; below runs if not given."),
     ] = None,
     ledger: Annotated[Path | None, typer.Option(help="Copy the entry of every run to LEDGER/TABLE/ROW-seedN.json.")] = None,
+    jobs: Annotated[int, typer.Option(help="Trainings at a time, each in a process of its own: for a large GPU.")] = 1,
+    estimate: Annotated[bool, typer.Option(help="Time a few steps first and say how long all will take.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Run the experiments of one of the paper's tables and print its figures beside ours. Goes on where it stopped."""
@@ -46,8 +48,9 @@ def reproduce(
 
     overrides, patterns, numbers = _split_words(words or [], rows, seeds)
     if table in OPEN_MIC:
-        if patterns or numbers or listing or ledger:
-            raise UsageError(f"{table} is run whole: --rows, --seeds, --list and --ledger are for {', '.join(TABLES)}")
+        if patterns or numbers or listing or ledger or jobs != 1 or not estimate:
+            options = "--rows, --seeds, --list, --ledger, --jobs and --no-estimate"
+            raise UsageError(f"{table} is run whole: {options} are for {', '.join(TABLES)}")
         _open_mic(table, overrides, quick, data, out, as_json)
         return
     if table not in (*TABLES, CLAIMS):
@@ -59,7 +62,7 @@ def reproduce(
     from sosn.cli.show import RichProgress
     from sosn.reproduce.claims import reproduce_claims
 
-    wanted = Options(patterns, numbers or [0], overrides, quick, data, ledger)
+    wanted = Options(patterns, numbers or [0], overrides, quick, data, ledger, jobs, estimate)
     folder = out or Path("runs/quick" if quick else "runs")
     with RichProgress() as progress:
         if table == CLAIMS:

@@ -1,5 +1,6 @@
 """The paper's Omniglot and miniImageNet tables, row by row; what is finished is read from its files."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -25,6 +26,7 @@ from sosn.reproduce.ledger import (
 )
 from sosn.reproduce.row import Row, changes
 from sosn.reproduce.running import estimate, prepare_missing, train_or_resume
+from sosn.reproduce.side_by_side import Task, side_by_side
 from sosn.spelling import nearest
 from sosn.training import Progress, Silent
 from sosn.training.run import Run
@@ -49,6 +51,10 @@ class Job:
     def entry_file(self) -> Path:
         return self.folder / ENTRY_FILE
 
+    @property
+    def name(self) -> str:
+        return f"{self.row.name}, seed {self.recipe.seed}"
+
 
 @dataclass(frozen=True)
 class Options:
@@ -60,6 +66,8 @@ class Options:
     quick: bool = False
     data: Path | None = None  # where images are prepared from that are not prepared yet
     ledger: Path | None = None  # entries are copied to it
+    jobs: int = 1  # trainings at a time; more than one are processes of their own
+    estimate: bool = True  # say how long all will take, after a few timed steps
 
     @property
     def words(self) -> list[str]:
@@ -164,6 +172,8 @@ def reproduce_rows(table: str, out: Path, wanted: Options, progress: Progress | 
 
 def run_jobs(jobs: Sequence[Job], wanted: Options, progress: Progress) -> tuple[list[Entry], dict[str, str]]:
     """The entries of jobs, run as far as they are not finished, and why others have none."""
+    if wanted.jobs < 1:
+        raise UsageError(f"jobs is {wanted.jobs}; it must be 1 or more")
     if wanted.ledger and (wanted.quick or changes(wanted.overrides)):
         words = " ".join((*changes(wanted.overrides), *(("--quick",) if wanted.quick else ())))
         raise UsageError(f"--ledger keeps rows as they are planned: leave it out, or {words}")
@@ -175,19 +185,40 @@ def run_jobs(jobs: Sequence[Job], wanted: Options, progress: Progress) -> tuple[
         progress.say(f"{row} is skipped: {reason}")
     waiting = [job for job in ready if not Run(job.folder).result.exists()]
     if waiting:
-        took = estimate([(job.recipe, _pairs(job)) for job in waiting])
-        progress.say(f"{len(waiting)} of {len(ready)} trainings to run: {took}")
+        at_once = f", {wanted.jobs} at a time" if wanted.jobs > 1 else ""
+        took = f": {estimate([(job.recipe, _pairs(job)) for job in waiting])}" if wanted.estimate else ""
+        took += ", one by one" if took and at_once else ""
+        progress.say(f"{len(waiting)} of {len(ready)} trainings to run{at_once}{took}")
+    if wanted.jobs > 1:
+        failed = _side_by_side(waiting, wanted, progress)
+        skipped |= failed
+        ready = [job for job in ready if job.name not in failed]
     entries = []
     for job in ready:
         try:
             entries.append(_run(job, changes(wanted.overrides), wanted.quick, progress))
         except TrainingError as error:  # one row that diverges is no reason to leave the others
-            skipped[f"{job.row.name}, seed {job.recipe.seed}"] = str(error)
+            skipped[job.name] = str(error)
             progress.say(f"{job.row.name}: {error}")
             continue
         if wanted.ledger:
             write_entry(ledger_file(wanted.ledger, entries[-1]), entries[-1])
     return entries, skipped
+
+
+def _side_by_side(jobs: Sequence[Job], wanted: Options, progress: Progress) -> dict[str, str]:
+    """Run each job as a command of its own, whose output goes to a file beside its folder; returns why some failed."""
+    tasks = []
+    for job in jobs:
+        out, seed = job.folder.parent.parent, job.recipe.seed
+        command = [sys.executable, "-m", "sosn", "reproduce", job.row.table, *wanted.overrides, "--rows", job.row.id]
+        command += ["--seeds", str(seed), "--out", str(out), "--no-estimate", *(["--quick"] if wanted.quick else [])]
+        command += ["--ledger", str(wanted.ledger)] if wanted.ledger else []
+        after = f"{job.row.table}/{job.row.start}, seed {seed}" if job.row.start else ""
+        log = job.folder.with_name(f"{job.folder.name}.log")
+        tasks.append(Task(job.name, tuple(command), log, job.entry_file, after))
+    failed = side_by_side(tasks, wanted.jobs, progress.say)
+    return {name: reason.removeprefix(f"– {name}: ") for name, reason in failed.items()}  # as a command tells what it skipped
 
 
 def _prepare(jobs: Sequence[Job], source: Path | None, progress: Progress) -> dict[str, str]:
