@@ -17,9 +17,10 @@ import torch
 import triton
 from torch import Tensor
 
-from sosn.kernel import triton_first_block, triton_norm_pool, triton_pair_pool
+from sosn.kernel import triton_first_backward, triton_first_forward, triton_norm_pool, triton_pair_pool
 from sosn.kernel.running import Running
 from sosn.kernel.triton_launch import Launch
+from sosn.kernel.triton_patches import Layout, Moments
 
 WIDTH = 64
 SHAPES = {"5w1s15q 84²": (5, 75, 3, 84), "20w1s5q 28²": (20, 100, 1, 28)}  # way, queries, image channels, image side
@@ -77,33 +78,33 @@ def norm_cases(where: str, images: int, side: int, pool: bool) -> Iterator[Case]
 
 def first_cases(where: str, sides: list[Tensor], group: int, needed: list[bool]) -> Iterator[Case]:
     """The first block of images or of pairs."""
-    module = triton_first_block
-    layout = module.Layout(group, 0, torch.bfloat16)
+    ahead, behind = triton_first_forward, triton_first_backward
+    layout = Layout(group, 0, torch.bfloat16)
     weight, norm_weight, norm_bias, running = parameters(sides[0].shape[2] * len(sides))
 
-    def collect() -> triton_first_block.Moments:
-        return module.statistics(sides, weight, norm_bias, norm_weight, norm_bias, layout, 1e-5, running)
+    def collect() -> Moments:
+        return ahead.statistics(sides, weight, norm_bias, norm_weight, norm_bias, layout, 1e-5, running)
 
     moments = collect()
 
     def forward() -> tuple[Tensor, Tensor]:
-        return module.forward(sides, weight, moments.values[3], moments.values[4], layout, True)
+        return ahead.forward(sides, weight, moments.values[3], moments.values[4], layout, True)
 
     result, winners = forward()
     gradient = torch.randn_like(result)
-    back = lambda: module.backward(sides, weight, winners, moments, gradient, needed, layout)  # noqa: E731
+    back = lambda: behind.backward(sides, weight, winners, moments, gradient, needed, layout)  # noqa: E731
     pairs = "_PAIRS" if len(sides) == 2 else ""
     inputs = size(*sides)
-    yield Case("gram", where, inputs, collect, module, "GRAM")
+    yield Case("gram", where, inputs, collect, ahead, "GRAM")
     yield Case("settle", where, 0, collect)
-    yield Case("forward", where, inputs + size(result, winners), forward, module, "FORWARD" + pairs)
-    yield Case("collect", where, len(sides) * size(gradient, winners), back, module, "COLLECT" + pairs)
+    yield Case("forward", where, inputs + size(result, winners), forward, ahead, "FORWARD" + pairs)
+    yield Case("collect", where, len(sides) * size(gradient, winners), back, behind, "COLLECT" + pairs)
     yield Case("finish", where, 0, back)
     if any(needed):
         high, across = layout.pooled(*sides[0].shape[3:])
         columns = sum(side.shape[0] * side.shape[1] * 16 * side.shape[2] * high * across * 4 for side in sides)
         yield Case("mix", where, 0, back)
-        yield Case("fold", where, 2 * inputs + columns, back, module, "FOLD")
+        yield Case("fold", where, 2 * inputs + columns, back, behind, "FOLD")
 
 
 def pair_cases(where: str, episodes: int, way: int, queries: int) -> Iterator[Case]:

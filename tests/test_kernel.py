@@ -1,7 +1,12 @@
 """Fused kernels give what the plain formulas beside them give, in value, gradient and statistics."""
 
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -350,11 +355,34 @@ def test_a_weight_may_be_a_part_of_another_tensor(draw: Callable[..., Tensor]) -
     close(gradients(result, passing, weight)[0], gradients(expected, passing, exact[1])[0], TOLERANCE[dtype])
 
 
+def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = Path(__file__).with_name("triton_compile.py")
+    told = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        env=plain | {"TRITON_CACHE_DIR": str(tmp_path)},
+        timeout=300,
+    )
+    assert told.returncode == 0, told.stderr
+    compiled = {name: int(size) for name, size in (line.split() for line in told.stdout.splitlines())}
+    launched = {
+        f"sosn.kernel.{path.stem}.{name}"
+        for path in Path(first_block.__file__).parent.glob("triton_*.py")
+        for name in re.findall(r"(_\w+)\[\(", path.read_text("utf-8"))
+    }
+    assert len(launched) > 10
+    assert compiled.keys() == launched
+    assert all(compiled.values())
+
+
 @pytest.mark.usefixtures("triton")
 def test_results_do_not_depend_on_how_kernels_are_launched(
     draw: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sosn.kernel import triton_first_block, triton_norm_pool
+    from sosn.kernel import triton_first_backward, triton_first_forward, triton_norm_pool
     from sosn.kernel.triton_launch import Launch
 
     maps, query = draw(3, 2, 9, 8).to(device()), draw(2, 2, 1, 1, 8, 8).to(device())
@@ -367,7 +395,7 @@ def test_results_do_not_depend_on_how_kernels_are_launched(
         return [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
 
     before = results()
-    for module in (triton_first_block, triton_norm_pool):
+    for module in (triton_first_forward, triton_first_backward, triton_norm_pool):
         for name, value in vars(module).items():
             if isinstance(value, Launch) and value.programs:
                 monkeypatch.setattr(module, name, Launch(16, 4, 1, 2))  # several tiles a program

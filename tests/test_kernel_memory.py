@@ -17,11 +17,17 @@ triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
 from triton.runtime.errors import InterpreterError  # noqa: E402
 
-from sosn.kernel import triton_first_block, triton_norm_pool, triton_pair_pool, triton_statistics  # noqa: E402
+from sosn.kernel import (  # noqa: E402
+    triton_first_backward,
+    triton_first_forward,
+    triton_norm_pool,
+    triton_pair_pool,
+    triton_statistics,
+)
 from sosn.kernel.triton_launch import Launch  # noqa: E402
 
 pytestmark = [pytest.mark.skipif(bool(unwatchable()), reason=unwatchable()), pytest.mark.usefixtures("one_thread")]
-MODULES = (triton_first_block, triton_norm_pool, triton_pair_pool, triton_statistics)
+MODULES = (triton_first_forward, triton_first_backward, triton_norm_pool, triton_pair_pool, triton_statistics)
 
 
 @pytest.fixture

@@ -127,7 +127,8 @@ class _Block(torch.autograd.Function):
         ctx: Any, support: Tensor | None, query: Tensor, weight: Tensor, offset: Tensor | None, norm_weight: Tensor,
         norm_bias: Tensor, how: _How,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        from sosn.kernel.triton_first_block import Layout, forward, statistics
+        from sosn.kernel.triton_first_forward import forward, statistics
+        from sosn.kernel.triton_patches import Layout
 
         layout = Layout(how.group, how.padding, how.precision)
         sides = [side.contiguous() for side in (support, query) if side is not None]
@@ -142,7 +143,8 @@ class _Block(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        from sosn.kernel.triton_first_block import Moments, backward
+        from sosn.kernel.triton_first_backward import backward
+        from sosn.kernel.triton_patches import Moments
 
         sides, (weight, winners, *moments) = ctx.saved_tensors[: ctx.sides], ctx.saved_tensors[ctx.sides :]
         missing = 2 - ctx.sides  # without pairs there is no support
