@@ -263,6 +263,15 @@ def test_memory_that_others_use_is_not_counted(monkeypatch: pytest.MonkeyPatch) 
     told = {"meminfo": "MemTotal:  4096 kB\nMemAvailable:  1024 kB\n", "statm": "900 7 5 1 0 3 0\n"}
     monkeypatch.setattr(Path, "read_text", lambda path, _: told[path.name])
     assert free_memory() == 2**20 + 7 * page  # what this process has is its own to use
+    told |= {"memory.max": "max\n", "memory.current": "500000\n", "memory.stat": "anon 1\ninactive_file 100\n"}
+    assert free_memory() == 2**20 + 7 * page
+    told["memory.max"] = "700000\n"  # a container allows less; files that it keeps in memory it can let go
+    assert free_memory() == 200_100 + 7 * page
+    told["memory.max"] = "100000\n"
+    assert free_memory() == 7 * page
+    del told["memory.max"]
+    told |= {"memory.limit_in_bytes": "800000", "memory.usage_in_bytes": "700000", "memory.stat": "total_inactive_file 5\n"}
+    assert free_memory() == 100_005 + 7 * page
     told["meminfo"] = "MemTotal:  4096 kB\n"
     assert free_memory() == all_there_is
 

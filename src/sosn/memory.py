@@ -1,11 +1,22 @@
 """Memory of the CPU: how much there is, and freed memory kept, as a step frees and takes hundreds of megabytes."""
 
 import ctypes
+import math
 import os
 import sys
 from functools import cache
 from pathlib import Path
 
+_CGROUP = "/sys/fs/cgroup"
+_CONTAINER_FILES = (  # limit, use, details, and which of those are files that are cached: of the second version, and the first
+    (f"{_CGROUP}/memory.max", f"{_CGROUP}/memory.current", f"{_CGROUP}/memory.stat", "inactive_file"),
+    (
+        f"{_CGROUP}/memory/memory.limit_in_bytes",
+        f"{_CGROUP}/memory/memory.usage_in_bytes",
+        f"{_CGROUP}/memory/memory.stat",
+        "total_inactive_file",
+    ),
+)
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # of glibc's mallopt
 
 
@@ -33,6 +44,18 @@ def free_memory() -> float:
     try:
         told = dict(line.split(":") for line in Path("/proc/meminfo").read_text("ascii").splitlines())
         own = int(Path("/proc/self/statm").read_text("ascii").split()[1]) * page
-        return float(1024 * int(told["MemAvailable"].split()[0]) + own)
+        return min(float(1024 * int(told["MemAvailable"].split()[0])), _left_by_container()) + own
     except (OSError, KeyError, ValueError):
         return float(page * os.sysconf("SC_PHYS_PAGES")) if page else 8e9
+
+
+def _left_by_container() -> float:
+    """Bytes that the limit of a container leaves free, cached files counted as free; infinite where there is none."""
+    for limit, used, stat, cached in _CONTAINER_FILES:
+        try:
+            most, taken = (int(Path(file).read_text("ascii")) for file in (limit, used))
+            lines = dict(line.split() for line in Path(stat).read_text("ascii").splitlines())
+            return max(0.0, float(most - taken + int(lines[cached])))
+        except (OSError, KeyError, ValueError):  # no such files, or "max"
+            continue
+    return math.inf
