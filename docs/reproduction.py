@@ -28,7 +28,7 @@ Not run: its images are given out by its authors on request, and were not at han
 SAID = """Differences are of running statistics, and of batch statistics in a column of their own; the paper's are of test
 classes and of batch statistics. What the paper says of Open MIC was not tested.
 """
-ABLATED = """Each row changes one setting of the base row `{base}`: SoSN(⊗)+SigmE, 5-way 1-shot, on {episodes:,} episodes, 4 a
+ABLATED = """Each row changes one thing of the base row `{base}`: SoSN(⊗)+SigmE, 5-way 1-shot, on {episodes:,} episodes, 4 a
 step, else as the rows of one budget. One seed each: ± is over episodes and does not cover another training, which may well
 differ by a point, as neighbouring values of η′ do.
 """
@@ -45,8 +45,9 @@ sosn reproduce mini-imagenet --jobs 5                 # five trainings at a time
 ```
 
 Rows are data: [omniglot.py](../src/sosn/reproduce/omniglot.py), [mini_imagenet.py](../src/sosn/reproduce/mini_imagenet.py),
-[claims.py](../src/sosn/reproduce/claims.py). A row's name ends with the protocol that it was trained for; Omniglot models
-trained 20-way are tested on all four. How figures are made: [protocol.md](protocol.md). Accuracies are in per cent.
+[claims.py](../src/sosn/reproduce/claims.py). The name of a row of the paper's tables ends with the protocol that it was
+trained for; Omniglot models trained 20-way are tested on all four. How figures are made: [protocol.md](protocol.md).
+Accuracies are in per cent.
 
 - Ours is the mean over seeds ± its 95% interval between seeds (Student's t; none for a single seed); in brackets, the
   interval over episodes of one seed, which is what the paper prints. Seeds share their episodes, so an interval between
@@ -158,7 +159,7 @@ def _lines(row: Row, protocol: str, entries: Sequence[Entry]) -> list[tuple[str,
             figures = [figure for entry in own if (figure := find_figure(entry, measure, "running"))]
             tied, told = max(figure["ties"] for figure in figures), list(remarks)
             told += [f"{100 * tied:.1f}% ties"] * (tied > TOLD_TIES)
-            told += ["ranked by score"] * any("right" not in figure for figure in figures)
+            told += ["ranked by score"] * any("right" not in figure and figure["ties"] for figure in figures)
             cells = (label, f"`{row.id}`", measure.split, paper, _figure(running), _figure(batch), seeds)
             lines.append((*cells, f"{own[0]['parameters']:,}", f"{minutes:.1f}", "; ".join(told)))
     return lines
@@ -166,9 +167,8 @@ def _lines(row: Row, protocol: str, entries: Sequence[Entry]) -> list[tuple[str,
 
 def _ablations(entries: Sequence[Entry]) -> list[str]:
     """A table for each family, and the curves."""
-    measure = claims.find(mini_imagenet.TABLE, mini_imagenet.BASE).measures[0]
-    base = of_row(entries, mini_imagenet.TABLE, mini_imagenet.BASE)
-    recipe = claims.find(mini_imagenet.TABLE, mini_imagenet.BASE).resolve(0)
+    row, base = claims.find(mini_imagenet.TABLE, mini_imagenet.BASE), of_row(entries, mini_imagenet.TABLE, mini_imagenet.BASE)
+    measure, recipe = row.measures[0], row.resolve(0)
     budget = recipe.training.steps * recipe.episodes.episodes_per_step
     parts = [ABLATED.format(base=mini_imagenet.BASE, episodes=budget)]
     if _curves(entries):
@@ -292,8 +292,8 @@ def _bursts(entries: Sequence[Entry]) -> str:
     ) + _table(head, lines)
 
 
-def _points(gap: Gap | None) -> str:
-    return f"{100 * gap.mean:+.2f} ± {100 * gap.ci95:.2f}" if gap else ""
+def _points(difference: Gap | None) -> str:
+    return f"{100 * difference.mean:+.2f} ± {100 * difference.ci95:.2f}" if difference else ""
 
 
 def _words(protocol: str) -> str:
@@ -317,7 +317,7 @@ def write(ledger: Path = LEDGER, target: Path = PAGE) -> None:
     """Write the page and, where there is something to draw, its curves."""
     entries = read_ledger(ledger)
     target.write_text(page(entries), "utf-8")
-    curves = _curves(entries)
+    curves = _curves(_as_planned(entries))
     if curves:
         curves.savefig(target.parent / CURVES.name, dpi=110)
 

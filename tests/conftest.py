@@ -5,6 +5,7 @@ import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch loads: spinning threads starve one another on a busy machine
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -82,6 +83,11 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
         return code, printed.out, printed.err
 
     return run
+
+
+def heed() -> None:
+    """Let interrupts through, which a shell tells what it starts in the background to ignore; for preexec_fn."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Listener(Silent):

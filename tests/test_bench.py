@@ -260,20 +260,54 @@ def test_the_benchmark_leaves_out_what_may_not_fit(monkeypatch: pytest.MonkeyPat
 def test_memory_that_others_use_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     page, all_there_is = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 0 < free_memory() < all_there_is
-    told = {"meminfo": "MemTotal:  4096 kB\nMemAvailable:  1024 kB\n", "statm": "900 7 5 1 0 3 0\n"}
+    told = {"meminfo": "MemTotal:  4096 kB\nMemAvailable:  1024 kB\n", "statm": "900 7 5 1 0 3 0\n", "cgroup": ""}
     monkeypatch.setattr(Path, "read_text", lambda path, _: told[path.name])
     assert free_memory() == 2**20 + 7 * page  # what this process has is its own to use
-    told |= {"memory.max": "max\n", "memory.current": "500000\n", "memory.stat": "anon 1\ninactive_file 100\n"}
-    assert free_memory() == 2**20 + 7 * page
-    told["memory.max"] = "700000\n"  # a container allows less; files that it keeps in memory it can let go
-    assert free_memory() == 200_100 + 7 * page
-    told["memory.max"] = "100000\n"
-    assert free_memory() == 7 * page
-    del told["memory.max"]
-    told |= {"memory.limit_in_bytes": "800000", "memory.usage_in_bytes": "700000", "memory.stat": "total_inactive_file 5\n"}
-    assert free_memory() == 100_005 + 7 * page
     told["meminfo"] = "MemTotal:  4096 kB\n"
     assert free_memory() == all_there_is
+
+
+@pytest.mark.parametrize(
+    ("line", "root", "files"),
+    [
+        ("0::/job/step", "/sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")),
+        (
+            "4:memory:/job/step",
+            "/sys/fs/cgroup/memory",
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ),
+    ],
+)
+def test_memory_that_a_container_or_job_allows_is_what_counts(
+    line: str, root: str, files: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit, used, cached = files
+    own = 7 * os.sysconf("SC_PAGE_SIZE")
+    told = {
+        "/proc/meminfo": "MemAvailable:  1024 kB\n",
+        "/proc/self/statm": "900 7 5\n",
+        "/proc/self/cgroup": f"1:cpu:/\n{line}\n",
+    }
+
+    def limited(folder: str, most: str) -> None:
+        told.update({f"{folder}/{limit}": most, f"{folder}/{used}": "500000\n"})
+        told[f"{folder}/memory.stat"] = f"anon 1\n{cached} 100\n"
+
+    def read(path: Path, _: str) -> str:
+        if str(path) not in told:
+            raise FileNotFoundError(path)
+        return told[str(path)]
+
+    monkeypatch.setattr(Path, "read_text", read)
+    assert free_memory() == 2**20 + own
+    limited(f"{root}/job/step", "max\n")
+    assert free_memory() == 2**20 + own
+    limited(f"{root}/job", "700000\n")  # of all that it holds; cached files can be let go
+    assert free_memory() == 200_100 + own
+    limited(f"{root}/job/step", "600000\n")
+    assert free_memory() == 100_100 + own
+    limited(root, "100000\n")
+    assert free_memory() == own
 
 
 def test_an_interrupted_benchmark_has_kept_what_it_measured(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from lightning_fabric import Fabric
 from safetensors.torch import load_file
 
 import sosn
+from conftest import heed
 from sosn.episode import Episode
 from sosn.errors import UsageError
 from sosn.evaluation import evaluate
@@ -302,11 +303,6 @@ def test_two_machines_train_in_a_folder_that_both_see_and_refuse_others_before_t
         assert "1 of 2 processes do not see the run folder" in said[0]
         assert "give --out on a file system that all machines share" in said[0]
         assert not list(tmp_path.glob("*/metrics.jsonl"))
-
-
-def heed() -> None:
-    """Let interrupts through, which a shell tells what it starts in the background to ignore."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextmanager

@@ -16,13 +16,15 @@ from typer.testing import CliRunner
 
 from conftest import Listener
 from sosn.cli.app import app
-from sosn.errors import DataError, UsageError
+from sosn.errors import DataError, SosnError, TrainingError, UsageError
 from sosn.recipe import Recipe, load_recipe, override
 from sosn.reproduce import claims, mini_imagenet, omniglot, running
+from sosn.reproduce import table as planned
 from sosn.reproduce.ledger import Entry, gap, of_row, read_entry, read_ledger, same_recipe, summarise, write_entry
 from sosn.reproduce.paper import MINI_IMAGENET, OMNIGLOT, ahead
 from sosn.reproduce.row import LONG, Measure, Row, changes
-from sosn.reproduce.table import TABLES, Options, plan, reproduce_rows
+from sosn.reproduce.side_by_side import Failure, Task
+from sosn.reproduce.table import TABLES, Job, Options, plan, reproduce_rows
 from sosn.storage import load_tensors
 from sosn.training import Silent
 
@@ -244,8 +246,8 @@ def test_rows_side_by_side_are_those_one_by_one(tmp_path: Path) -> None:
     for ours, theirs in zip(both.entries, one_by_one.entries, strict=True):
         assert ours["figures"] == theirs["figures"]
         assert ours["recipe"] == theirs["recipe"]
-    told = next(sentence for sentence in listener.said if "at a time" in sentence)
-    assert re.fullmatch(r"2 of 2 trainings to run, 2 at a time: about .* on this machine, one by one", told)
+    assert re.fullmatch(r"2 of 2 trainings to run: about .* on this machine", listener.said[-4])
+    assert listener.said[-3] == f"2 at a time; what each says goes to TABLE/ROW-seedN.log in {str(tmp_path / 'together')!r}"
     assert f"omniglot/{row}, seed 1: done in" in " ".join(listener.said)
     assert "step 4/4" in (tmp_path / "together" / "omniglot" / f"{row}-seed0.log").read_text("utf-8")
     listener.said.clear()
@@ -253,7 +255,7 @@ def test_rows_side_by_side_are_those_one_by_one(tmp_path: Path) -> None:
     assert listener.said == []  # what is finished is read
 
 
-def test_rows_that_fail_side_by_side_are_told_and_not_tried_again(tmp_path: Path) -> None:
+def test_rows_that_diverge_side_by_side_are_told_and_not_tried_again(tmp_path: Path) -> None:
     row, source, listener = "prototypical-vinyals-5w1s", characters(tmp_path / "source"), Listener()
     wanted = Options([row], (0, 1), [*CPU, "learning_rate=1e30"], quick=True, data=source, jobs=2, estimate=False)
     result = reproduce_rows("omniglot", tmp_path / "runs", wanted, listener)
@@ -263,6 +265,50 @@ def test_rows_that_fail_side_by_side_are_told_and_not_tried_again(tmp_path: Path
     assert not any("training in" in sentence for sentence in listener.said)
     with pytest.raises(UsageError, match="jobs is 0; it must be 1 or more"):
         reproduce_rows("omniglot", tmp_path / "runs", replace(wanted, jobs=0))
+
+
+def test_tasks_wait_for_first_stages_and_take_all_that_was_asked_for_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Task] = []
+
+    def fail(tasks: list[Task], at_once: int, say: Callable[[str], None]) -> dict[str, Failure]:
+        asked.extend(tasks)
+        return {task.name: Failure("no", task is tasks[0]) for task in tasks}
+
+    monkeypatch.setattr(planned, "prepare_missing", lambda *_: True)
+    monkeypatch.setattr(planned, "side_by_side", fail)
+    wanted = Options(["best-5w*"], (0, 1), CPU, ledger=tmp_path / "ledger", jobs=2, estimate=False)
+    with pytest.raises(SosnError, match="1 of 6 trainings broke off, such as mini-imagenet/best-pretrain, seed 0: no; the"):
+        reproduce_rows("mini-imagenet", tmp_path / "runs", wanted)
+    names = {task.name for task in asked}
+    assert len(names) == 6
+    for task in asked:
+        seed = task.name[-1]
+        assert task.after == ("" if "pretrain" in task.name else f"mini-imagenet/best-pretrain, seed {seed}")
+        assert task.after in names | {""}
+        row = task.name.split("/")[1].split(",")[0]
+        folder = tmp_path / "runs" / "mini-imagenet" / f"{row}-seed{seed}"
+        assert (task.makes, task.log) == (folder / "entry.json", folder.with_name(f"{row}-seed{seed}.log"))
+        words = f"-m sosn reproduce mini-imagenet {' '.join(CPU)} --rows {row} --seeds {seed} --out {tmp_path / 'runs'}"
+        assert task.command[1:] == (*words.split(), "--no-estimate", "--ledger", str(tmp_path / "ledger"))
+
+
+def test_a_row_whose_first_stage_diverged_is_told_and_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(job: Job, *_: object) -> Entry:
+        if "pretrain" in job.row.id:
+            raise TrainingError("loss is not finite")
+        return {"row": job.row.id}
+
+    monkeypatch.setattr(planned, "prepare_missing", lambda *_: True)
+    monkeypatch.setattr(planned, "_run", run)
+    wanted = Options(["best-5w1s", "sigme-5w1s"], (0,), CPU, estimate=False)
+    result = reproduce_rows("mini-imagenet", tmp_path, wanted)
+    assert result.entries == [{"row": "sigme-5w1s"}]
+    assert result.skipped == {
+        "mini-imagenet/best-pretrain, seed 0": "loss is not finite",
+        "mini-imagenet/best-5w1s, seed 0": "it starts from mini-imagenet/best-pretrain, seed 0, which failed",
+    }
 
 
 def test_a_row_is_prepared_for_run_measured_and_read_again(tmp_path: Path) -> None:

@@ -7,15 +7,9 @@ import sys
 from functools import cache
 from pathlib import Path
 
-_CGROUP = "/sys/fs/cgroup"
-_CONTAINER_FILES = (  # limit, use, details, and which of those are files that are cached: of the second version, and the first
-    (f"{_CGROUP}/memory.max", f"{_CGROUP}/memory.current", f"{_CGROUP}/memory.stat", "inactive_file"),
-    (
-        f"{_CGROUP}/memory/memory.limit_in_bytes",
-        f"{_CGROUP}/memory/memory.usage_in_bytes",
-        f"{_CGROUP}/memory/memory.stat",
-        "total_inactive_file",
-    ),
+_GROUPS = (  # of cgroups, second version and first: how /proc/self/cgroup names ours, where they are, and their files
+    ("0::", "/sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")),
+    (":memory:", "/sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")),
 )
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # of glibc's mallopt
 
@@ -50,12 +44,26 @@ def free_memory() -> float:
 
 
 def _left_by_container() -> float:
-    """Bytes that the limit of a container leaves free, cached files counted as free; infinite where there is none."""
-    for limit, used, stat, cached in _CONTAINER_FILES:
-        try:
-            most, taken = (int(Path(file).read_text("ascii")) for file in (limit, used))
-            lines = dict(line.split() for line in Path(stat).read_text("ascii").splitlines())
-            return max(0.0, float(most - taken + int(lines[cached])))
-        except (OSError, KeyError, ValueError):  # no such files, or "max"
-            continue
-    return math.inf
+    """Bytes that the limits of a container, or job, leave free, cached files counted as free; infinite where there is none."""
+    try:
+        own = Path("/proc/self/cgroup").read_text("ascii").splitlines()
+    except OSError:
+        return math.inf
+    free = math.inf
+    for mark, root, files in _GROUPS:
+        for line in own:
+            _, found, path = line.partition(mark)
+            group = Path(root, path.strip().lstrip("/"))
+            for folder in (group, *group.parents) if found else ():
+                if folder.is_relative_to(root):
+                    free = min(free, _left_by_group(folder, *files))
+    return free
+
+
+def _left_by_group(folder: Path, limit: str, used: str, cached: str) -> float:
+    try:
+        most, taken = (int((folder / file).read_text("ascii")) for file in (limit, used))
+        lines = dict(line.split() for line in (folder / "memory.stat").read_text("ascii").splitlines())
+        return max(0.0, float(most - taken + int(lines[cached])))
+    except (OSError, KeyError, ValueError):  # no such files, or "max"
+        return math.inf

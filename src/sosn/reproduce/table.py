@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, get_args
 
 from sosn.device import resolve_device
-from sosn.errors import DataError, MissingSplitError, TrainingError, UsageError
+from sosn.errors import DataError, MissingSplitError, SosnError, TrainingError, UsageError
 from sosn.evaluation import evaluate
 from sosn.method.base import Statistics
 from sosn.models import load
@@ -26,7 +26,7 @@ from sosn.reproduce.ledger import (
 )
 from sosn.reproduce.row import Row, changes
 from sosn.reproduce.running import estimate, prepare_missing, train_or_resume
-from sosn.reproduce.side_by_side import Task, side_by_side
+from sosn.reproduce.side_by_side import Failure, Task, side_by_side, starts_from_failed
 from sosn.spelling import nearest
 from sosn.training import Progress, Silent
 from sosn.training.run import Run
@@ -54,6 +54,11 @@ class Job:
     @property
     def name(self) -> str:
         return f"{self.row.name}, seed {self.recipe.seed}"
+
+    @property
+    def start(self) -> str:
+        """Name of the job that it starts from, if any."""
+        return f"{self.row.table}/{self.row.start}, seed {self.recipe.seed}" if self.row.start else ""
 
 
 @dataclass(frozen=True)
@@ -185,16 +190,16 @@ def run_jobs(jobs: Sequence[Job], wanted: Options, progress: Progress) -> tuple[
         progress.say(f"{row} is skipped: {reason}")
     waiting = [job for job in ready if not Run(job.folder).result.exists()]
     if waiting:
-        at_once = f", {wanted.jobs} at a time" if wanted.jobs > 1 else ""
         took = f": {estimate([(job.recipe, _pairs(job)) for job in waiting])}" if wanted.estimate else ""
-        took += ", one by one" if took and at_once else ""
-        progress.say(f"{len(waiting)} of {len(ready)} trainings to run{at_once}{took}")
-    if wanted.jobs > 1:
-        failed = _side_by_side(waiting, wanted, progress)
-        skipped |= failed
-        ready = [job for job in ready if job.name not in failed]
+        progress.say(f"{len(waiting)} of {len(ready)} trainings to run{took}")
+    failed = _side_by_side([job for job in ready if not _whole(job)], wanted, progress) if wanted.jobs > 1 else {}
+    skipped |= {name: failure.reason for name, failure in failed.items()}
     entries = []
     for job in ready:
+        if job.start in skipped:
+            skipped.setdefault(job.name, starts_from_failed(job.start))
+        if job.name in skipped:
+            continue
         try:
             entries.append(_run(job, changes(wanted.overrides), wanted.quick, progress))
         except TrainingError as error:  # one row that diverges is no reason to leave the others
@@ -203,22 +208,35 @@ def run_jobs(jobs: Sequence[Job], wanted: Options, progress: Progress) -> tuple[
             continue
         if wanted.ledger:
             write_entry(ledger_file(wanted.ledger, entries[-1]), entries[-1])
+    broken = [f"{name}: {failure.reason}" for name, failure in failed.items() if failure.broke]
+    if broken:
+        raise SosnError(f"{len(broken)} of {len(jobs)} trainings broke off, such as {broken[0]}; the others are kept")
     return entries, skipped
 
 
-def _side_by_side(jobs: Sequence[Job], wanted: Options, progress: Progress) -> dict[str, str]:
+def _whole(job: Job) -> bool:
+    """Whether a job is trained, and measured on what there are images of."""
+    if not Run(job.folder).result.exists() or not job.entry_file.exists():
+        return False
+    entry = read_entry(job.entry_file)
+    wanted = ((measure, one) for measure in job.row.measures for one in STATISTICS)
+    return all(measure.split in entry["missing"] or find_figure(entry, measure, one) for measure, one in wanted)
+
+
+def _side_by_side(jobs: Sequence[Job], wanted: Options, progress: Progress) -> dict[str, Failure]:
     """Run each job as a command of its own, whose output goes to a file beside its folder; returns why some failed."""
+    if jobs:
+        where = str(jobs[0].folder.parent.parent)
+        progress.say(f"{wanted.jobs} at a time; what each says goes to TABLE/ROW-seedN.log in {where!r}")
     tasks = []
     for job in jobs:
         out, seed = job.folder.parent.parent, job.recipe.seed
         command = [sys.executable, "-m", "sosn", "reproduce", job.row.table, *wanted.overrides, "--rows", job.row.id]
         command += ["--seeds", str(seed), "--out", str(out), "--no-estimate", *(["--quick"] if wanted.quick else [])]
         command += ["--ledger", str(wanted.ledger)] if wanted.ledger else []
-        after = f"{job.row.table}/{job.row.start}, seed {seed}" if job.row.start else ""
         log = job.folder.with_name(f"{job.folder.name}.log")
-        tasks.append(Task(job.name, tuple(command), log, job.entry_file, after))
-    failed = side_by_side(tasks, wanted.jobs, progress.say)
-    return {name: reason.removeprefix(f"– {name}: ") for name, reason in failed.items()}  # as a command tells what it skipped
+        tasks.append(Task(job.name, tuple(command), log, job.entry_file, job.start))
+    return side_by_side(tasks, wanted.jobs, progress.say)
 
 
 def _prepare(jobs: Sequence[Job], source: Path | None, progress: Progress) -> dict[str, str]:
