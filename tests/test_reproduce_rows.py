@@ -155,12 +155,12 @@ def test_rows_of_two_stages_train_the_first_one_before_with_the_same_seed(tmp_pa
     assert [job.folder for job in plan(rows, tmp_path, wanted)] == [job.folder for job in jobs[1:]]
 
 
-def test_every_start_is_a_row_whose_encoder_fits() -> None:
+def test_every_start_is_a_row_whose_encoder_and_matrices_fit() -> None:
     for row in ROWS:
         if row.start:
             first, own = claims.find(row.table, row.start).resolve(0), row.resolve(0)
             assert first.data.options == own.data.options
-            for option in ("encoder", "encoder_width", "input_size"):
+            for option in ("encoder", "encoder_width", "input_size", "conv4_pools", "resnet12_pools", "eta", "shift"):
                 assert first.model.options.get(option) == own.model.options.get(option)
 
 
