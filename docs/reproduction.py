@@ -250,17 +250,8 @@ def _claim(claim: claims.Claim, entries: Sequence[Entry]) -> list[str]:
 
 def _ranks(entries: Sequence[Entry]) -> str:
     head = (
-        "",
-        "model",
-        "seed",
-        "image side",
-        "N",
-        "rank",
-        "full rank, %",
-        "effective rank",
-        "after the norm: rank",
-        "effective",
-    )
+        "", "model", "seed", "image side", "N", "rank", "full rank, %", "effective rank", "after the norm: rank", "effective",
+    )  # fmt: skip
     lines = []
     for entry in entries:
         for one in entry["results"]:

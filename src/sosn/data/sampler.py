@@ -186,10 +186,9 @@ def _families(names: Sequence[str], way: int, within: str, called: str) -> Tenso
 
 def _kin(names: Sequence[str]) -> Tensor:
     """The number of each class's alphabet: (classes,)."""
-    sizes = alphabets(names)
-    if not sizes or not all(map(alphabet_of, names)):
+    if not all(map(alphabet_of, names)):
         raise DataError("related is for classes that belong to alphabets, and these do not: leave out related")
-    numbers = {alphabet: number for number, alphabet in enumerate(sizes)}
+    numbers = {alphabet: number for number, alphabet in enumerate(alphabets(names))}
     return torch.tensor([numbers[alphabet_of(name)] for name in names])
 
 

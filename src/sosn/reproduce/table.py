@@ -225,14 +225,14 @@ def _whole(job: Job) -> bool:
 
 def _side_by_side(jobs: Sequence[Job], wanted: Options, progress: Progress) -> dict[str, Failure]:
     """Run each job as a command of its own, whose output goes to a file beside its folder; returns why some failed."""
-    if jobs:
-        where = str(jobs[0].folder.parent.parent)
-        progress.say(f"{wanted.jobs} at a time; what each says goes to TABLE/ROW-seedN.log in {where!r}")
+    if not jobs:
+        return {}
+    out = str(jobs[0].folder.parent.parent)  # of all
+    progress.say(f"{wanted.jobs} at a time; what each says goes to TABLE/ROW-seedN.log in {out!r}")
     tasks = []
     for job in jobs:
-        out, seed = job.folder.parent.parent, job.recipe.seed
         command = [sys.executable, "-m", "sosn", "reproduce", job.row.table, *wanted.overrides, "--rows", job.row.id]
-        command += ["--seeds", str(seed), "--out", str(out), "--no-estimate", *(["--quick"] if wanted.quick else [])]
+        command += ["--seeds", str(job.recipe.seed), "--out", out, "--no-estimate", *(["--quick"] if wanted.quick else [])]
         command += ["--ledger", str(wanted.ledger)] if wanted.ledger else []
         log = job.folder.with_name(f"{job.folder.name}.log")
         tasks.append(Task(job.name, tuple(command), log, job.entry_file, job.start))
