@@ -9,7 +9,8 @@ from scipy import stats
 
 from sosn.bench import evaluation_ratios, written_rate
 from sosn.recipe import load_recipe, override
-from sosn.reproduce.ledger import interval, read_entry
+from sosn.reproduce.ledger import interval, of_row, read_entry, summarise
+from sosn.reproduce.row import Measure
 
 ROOT = Path(__file__).parent.parent
 RIVALS = "results/glyphs-rivals.json"
@@ -311,6 +312,7 @@ def fill_beyond(text: str) -> str:
             parts.append(f"| {told['recipe']} | {one['variant']} | `{words}` | {figures} |".replace("``", ""))
     text = _put(text, "variants", "\n" + "\n".join(parts) + "\n")
     text = _put(text, "sixteen", "\n" + _sixteen() + "\n")
+    text = _put(text, "before", "\n" + _before() + "\n")
     rows = ["| model | episodes | copies | accuracy, % | more than without, points |", "|---|---|---|---|---|"]
     for path in sorted((ROOT / "results").glob("copies-*.json")):
         told = _read(f"results/{path.name}")
@@ -330,6 +332,26 @@ def _sixteen() -> str:
         before, now = (next(one for one in entry["figures"] if one["statistics"] == "running") for entry in entries)
         gain = f"{100 * (now['accuracy'] - before['accuracy']):+.2f}"
         rows.append(f"| `{entries[0]['row']}` | {_accuracy(before, 2)} | {_accuracy(now, 2)} | {gain} |")
+    return "\n".join(rows)
+
+
+def _before() -> str:
+    """The best recipes as they were before, beside themselves as they are now."""
+    entries = [read_entry(path) for path in sorted((ROOT / "results/earlier/best-before").glob("*.json"))]
+    rows = ["| row | split | before, % | seeds | now, % | seeds |", "|---|---|---|---|---|---|"]
+    for table, row in dict.fromkeys((entry["table"], entry["row"]) for entry in entries):
+        before = of_row(entries, table, row)
+        now = [read_entry(path) for path in sorted((ROOT / "results/ledger" / table).glob(f"{row}-seed*.json"))]
+        for figure in before[0]["figures"]:
+            if figure["statistics"] == "running":
+                measure = Measure(figure["split"], figure["way"], figure["shot"], figure["query"])
+                cells = [f"`{table}/{row}`", f"{measure.split} {measure.protocol}"]
+                for own in (before, now):
+                    summary = summarise(own, measure, "running")
+                    assert summary is not None
+                    spread = "" if summary.between is None else f" ± {100 * summary.between:.2f}"
+                    cells += [f"{100 * summary.mean:.2f}{spread}", str(len(summary.seeds))]
+                rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
 

@@ -67,8 +67,7 @@ Accuracies are in per cent.
   several may have shared a GPU, by several versions of the code (`code` in an entry), so they compare only roughly.
 - *Ties*: the share of queries for which several classes had the same highest score; the first counted, and the classes of
   an episode come in random order. Two pairs have the same score to the bit where the last block of the similarity net puts
-  out zeros alone for both. Figures *ranked by score* are from before answers were ranked by what the sigmoid squashes,
-  which tells apart more; measured anew they may be higher.
+  out zeros alone for both.
 """
 
 
@@ -159,7 +158,6 @@ def _lines(row: Row, protocol: str, entries: Sequence[Entry]) -> list[tuple[str,
             figures = [figure for entry in own if (figure := find_figure(entry, measure, "running"))]
             tied, told = max(figure["ties"] for figure in figures), list(remarks)
             told += [f"{100 * tied:.1f}% ties"] * (tied > TOLD_TIES)
-            told += ["ranked by score"] * any("right" not in figure and figure["ties"] for figure in figures)
             cells = (label, f"`{row.id}`", measure.split, paper, _figure(running), _figure(batch), seeds)
             lines.append((*cells, f"{own[0]['parameters']:,}", f"{minutes:.1f}", "; ".join(told)))
     return lines

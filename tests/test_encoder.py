@@ -41,18 +41,41 @@ def test_later_blocks_can_pool_too_and_no_more_than_there_are() -> None:
         build_encoder("conv4", 3, 64, 21, conv4_pools=4)
 
 
+def test_further_blocks_leave_the_map_its_size() -> None:
+    plain, deeper = Conv4(channels=1), Conv4(channels=1, blocks=6)
+    added = sum(parameter.numel() for parameter in deeper.parameters()) - sum(one.numel() for one in plain.parameters())
+    assert added == 2 * (64 * 64 * 9 + 3 * 64)
+    for pools in (2, 3, 4):
+        encoder = build_encoder("conv4", 1, 64, 42, conv4_pools=pools, conv4_blocks=6).eval()
+        assert encoder(torch.rand(2, 1, 42, 42)).shape == (2, 64, encoder.map_side(42), encoder.map_side(42))
+    with pytest.raises(UsageError, match="conv4_blocks is 3; Conv-4 has four"):
+        Conv4(blocks=3)
+
+
+def test_the_last_of_further_blocks_is_the_one_without_relu() -> None:
+    images = torch.rand(4, 1, 28, 28)
+    assert Conv4(1, features="linear", blocks=5)(images).min() < -0.5
+    assert sum(isinstance(layer, nn.ReLU) for layer in Conv4(1, features="linear", blocks=5).blocks) == 4
+
+
 @pytest.mark.parametrize(
     ("name", "option", "value"),
     [
         ("conv4", "resnet12_pools", 4),
         ("conv4_pooled", "conv4_pools", 3),
         ("resnet12", "conv4_pools", 3),
+        ("resnet12", "conv4_blocks", 6),
         ("conv4", "resnet12_drop", 0.1),
     ],
 )
 def test_options_of_another_encoder_are_refused(name: EncoderName, option: str, value: float) -> None:
     with pytest.raises(UsageError, match=f"{option} is {value}, and the encoder is {name}"):
         build_encoder(name, 3, 64, 84, **{option: value})  # type: ignore[arg-type]
+
+
+def test_methods_hand_the_blocks_on_to_their_encoder() -> None:
+    for method in (SoSN(conv4_blocks=5), BaselinePlusPlus(encoder="conv4", conv4_blocks=5)):
+        assert sum(isinstance(layer, nn.Conv2d) for layer in method.encoder.modules()) == 5
 
 
 def test_methods_hand_the_pools_on_to_their_encoder() -> None:

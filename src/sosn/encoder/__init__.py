@@ -10,7 +10,13 @@ from sosn.errors import UsageError
 
 EncoderName = Literal["conv4", "conv4_pooled", "resnet12"]
 Encoder = Conv4 | Conv4Pooled | ResNet12
-ENCODER_EXTRAS = {"conv4_pools": 2, "resnet12_width": 64, "resnet12_pools": 3, "resnet12_drop": 0.0}  # with their defaults
+ENCODER_EXTRAS = {  # with their defaults
+    "conv4_pools": 2,
+    "conv4_blocks": 4,
+    "resnet12_width": 64,
+    "resnet12_pools": 3,
+    "resnet12_drop": 0.0,
+}
 
 
 def build_encoder(
@@ -20,6 +26,7 @@ def build_encoder(
     input_size: int,
     features: Literal["relu", "linear"] = "relu",
     conv4_pools: int = 2,
+    conv4_blocks: int = 4,
     resnet12_width: int = 64,
     resnet12_pools: int = 3,
     resnet12_drop: float = 0.0,
@@ -33,7 +40,7 @@ def build_encoder(
     least_width = 0 if name == "resnet12" else 1
     if width < least_width:
         raise UsageError(f"encoder_width is {width}; it must be {least_width} or more")
-    given = dict(zip(ENCODER_EXTRAS, (conv4_pools, resnet12_width, resnet12_pools, resnet12_drop), strict=True))
+    given = dict(zip(ENCODER_EXTRAS, (conv4_pools, conv4_blocks, resnet12_width, resnet12_pools, resnet12_drop), strict=True))
     for option, value in given.items():
         if value != ENCODER_EXTRAS[option] and not option.startswith(f"{name}_"):
             raise UsageError(f"{option} is {value}, and the encoder is {name}: that option is of {option.split('_')[0]} alone")
@@ -43,7 +50,7 @@ def build_encoder(
     elif name == "conv4_pooled":
         encoder = Conv4Pooled(channels, width)
     else:
-        encoder = Conv4(channels, width, features, conv4_pools)
+        encoder = Conv4(channels, width, features, conv4_pools, conv4_blocks)
     if encoder.map_side(input_size) < 1:
         least = next(side for side in range(1, 33) if encoder.map_side(side) > 0)
         raise UsageError(f"input_size is {input_size}; {name} needs images of {least} pixels or more a side")

@@ -13,21 +13,29 @@ class Conv4(nn.Module):
 
     Images (B, C, H, W) → feature maps (B, width, h, w): 28² → 5², 84² → 19², 224² → 54².
     features="linear" leaves out the last ReLU, so that features may be negative. pools=3 or 4 pools after later blocks too,
-    so that a feature sees more of the image: 84² → 9² or 4².
+    so that a feature sees more of the image: 84² → 9² or 4². blocks=5 or more adds blocks like the last, which pool nothing.
     """
 
     def __init__(
-        self, channels: int = 3, width: int = 64, features: Literal["relu", "linear"] = "relu", pools: int = 2
+        self,
+        channels: int = 3,
+        width: int = 64,
+        features: Literal["relu", "linear"] = "relu",
+        pools: int = 2,
+        blocks: int = 4,
     ) -> None:
         super().__init__()
         if pools not in (2, 3, 4):
             raise UsageError(f"conv4_pools is {pools}; 2, 3 or 4 of the four blocks can end in pooling")
+        if blocks < 4:
+            raise UsageError(f"conv4_blocks is {blocks}; Conv-4 has four, and more can be added")
         self.width, self.pools = width, pools
         self.blocks = nn.Sequential(
             *block(channels, width, padding=0, pool=True),
             *block(width, width, padding=0, pool=True),
             *block(width, width, padding=1, pool=pools > 2),
             *block(width, width, padding=1, pool=pools > 3),
+            *(layer for _ in range(blocks - 4) for layer in block(width, width, padding=1, pool=False)),
         )
         if features == "linear":
             self.blocks.pop(-1)

@@ -53,6 +53,7 @@ class NearestPrototype(SoftmaxMethod):
         shift: float = 0.0,
         trace_normalise: bool = True,
         conv4_pools: int = 2,
+        conv4_blocks: int = 4,
         resnet12_width: int = 64,
         resnet12_pools: int = 3,
         resnet12_drop: float = 0.0,

@@ -44,12 +44,13 @@ class SoSN(Method):
     vectors; gamma=None means 100 for asinhe and 0.5 for gamma. Weights come from PyTorch's global generator, permutations
     from permutation_seed.
 
-    Not the paper's, and off unless asked for: encoder="resnet12"; conv4_pools, in how many blocks Conv-4 pools;
-    coordinates, so many codes of a feature's place along either side, times coordinate_weight, appended to the feature
-    vectors; mirror and scales, in evaluation the vectors of the mirror image, and of so many smaller and larger copies of
-    either, beside those of the image; detail, the side of training images that were enlarged to input_size; auxiliary, the
-    weight of a second loss, to tell all training classes apart by their matrices; cosine, the weight of the cosine of two
-    matrices' upper triangles, each entry standardised as in training, beside the similarity net's logit.
+    Not the paper's, and off unless asked for: encoder="resnet12"; conv4_pools and conv4_blocks, how many
+    blocks of Conv-4 pool and how many it has; coordinates, so many codes of a feature's place along either side, times
+    coordinate_weight, appended to the feature vectors; mirror and scales, in evaluation the vectors of the mirror image, and
+    of so many smaller and larger copies of either, beside those of the image; detail, the side of training images that were
+    enlarged to input_size; auxiliary, the weight of a second loss, to tell all training classes apart by their matrices;
+    cosine, the weight of the cosine of two matrices' upper triangles, each entry standardised as in training, beside the
+    similarity net's logit.
     """
 
     name: ClassVar[str] = "sosn"
@@ -76,6 +77,7 @@ class SoSN(Method):
         encoder_width: int = 64,
         features: Literal["relu", "linear"] = "relu",
         conv4_pools: int = 2,
+        conv4_blocks: int = 4,
         resnet12_width: int = 64,
         resnet12_pools: int = 3,
         resnet12_drop: float = 0.0,

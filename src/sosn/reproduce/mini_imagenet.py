@@ -75,13 +75,13 @@ CLASSIFIER = "classifier of second-order matrices, nearest by cosine"
 STAGES = (  # name, labels of the first and second stage, group and what differs
     ("best", f"Conv-4, {CLASSIFIER}", "SoSN(⊗+R)+SigmE, two stages", "best recipe",
      "an encoder that first learnt to tell the training classes apart, in 18,000 batches of 256 images, and pools three times "
-     "(the paper: twice); ⊗+R, which at one shot is ⊗; the cosine of "
+     "(the paper: twice); β = 1 (the paper tells no value); ⊗+R, which at one shot is ⊗; the cosine of "
      "standardised matrices beside the similarity net; features of mirror images and of smaller and larger copies too in "
      "evaluation; cross-entropy in place of MSE; 20,000 episodes, 16 a step, of 10 queries a class, with flips, shifts and "
      "jitter; AdamW, a cosine schedule, averaged weights; 15 queries a class in evaluation (the paper: 3)"),
     ("resnet12", f"ResNet-12, {CLASSIFIER}", "ResNet-12 SoSN(⊗+R)+SigmE, two stages", "beyond the paper",
      "another encoder, whose first stage is of 12,000 batches of 128 images, by SGD with DropBlock; 5,000 episodes, 4 a step, "
-     "at a low learning rate, gradients clipped; stronger jitter, and zoom too; else as the best recipe with Conv-4"),
+     "at a low learning rate, gradients clipped; stronger jitter, and zoom too; β = 0; else as the best Conv-4 recipe"),
 )  # fmt: skip
 BASE = "ablation-base"
 DIFFERS = (

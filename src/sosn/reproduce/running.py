@@ -20,7 +20,7 @@ from sosn.training.setup import open_split
 from sosn.training.trainer import Trainer
 
 PROBED = 2  # steps that are timed for the estimate
-COSTLY = "relation encoder encoder_width permutations streams input_size".split()  # options that decide how long a step takes
+COSTLY = "relation encoder encoder_width conv4_blocks permutations streams input_size".split()  # what a step's time depends on
 
 
 def prepare_missing(name: str, size: int, source: Path | None, progress: Progress) -> bool:
