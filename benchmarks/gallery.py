@@ -5,11 +5,12 @@
 
 Answers are of many queries, on whatever is quick, with 95% intervals; times, of few queries one by one, on the CPU unless told
 otherwise. Each call replaces its own part of the file (results/gallery-omniglot.json is in the documentation) and leaves the
-other. All classes of the dataset take part, those that the model was trained on too, which is said in the result: the measure
-here is the cost of many classes, not the accuracy on new ones.
+other if it is of the same weights. All classes of the dataset take part, those that the model was trained on too, which is said
+in the result: the measure here is the cost of many classes, not the accuracy on new ones.
 """
 
 import argparse
+import hashlib
 import json
 import tempfile
 import time
@@ -23,6 +24,7 @@ from torch import Tensor
 import sosn
 from sosn.device import machine, resolve_device
 from sosn.gallery import Gallery
+from sosn.models import model_path
 
 SHORTLISTS = (10, 20, 50, 100)
 Asked = list[tuple[str, Tensor]]  # queries: the right class and a picture of it
@@ -107,7 +109,8 @@ def main() -> None:
         chosen = {name: classes[name] for name in order[: size or len(order)]}
         rows.append(measure(wanted.part, wanted.model, chosen, wanted.queries, wanted.device))
         print(json.dumps(rows[-1]))
-    what = f"one picture a class of {wanted.data}, classes of training included; model {wanted.model}"
+    weights = hashlib.sha256(model_path(wanted.model).read_bytes()).hexdigest()[:8]  # so that no file holds parts of two models
+    what = f"one picture a class of {wanted.data}, classes of training included; model {wanted.model} ({weights})"
     known = json.loads(wanted.out.read_text("utf-8")) if wanted.out.exists() else {}
     document = known if known.get("what") == what else {"what": what}
     document[wanted.part] = {

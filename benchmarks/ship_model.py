@@ -39,7 +39,9 @@ def main() -> None:
     parser.add_argument("--split", default="val", choices=["val", "test"])
     parser.add_argument("--way", type=int, default=5)
     parser.add_argument("--shot", type=int, default=1)
-    parser.add_argument("--title", help="what the card calls the model; the title of its recipe if not given")
+    parser.add_argument(
+        "--recipe", help="recipe, by name or file, that the run followed by another title: the card has its title"
+    )
     parser.add_argument("--first", help="recipe, by name or file, of the run that this one started from")
     parser.add_argument("options", nargs="*", default=[], help="key=value of the model that its weights serve as well")
     wanted = parser.parse_intermixed_args()
@@ -49,7 +51,7 @@ def main() -> None:
     words = [f"split={wanted.split}", f"way={wanted.way}", f"shot={wanted.shot}", "query=15", "episodes=600"]
     result, settings = evaluate_model(wanted.name, words)
     card = {
-        "title": wanted.title or recipe.title,
+        "title": load_recipe(wanted.recipe).title if wanted.recipe else recipe.title,
         "data": settings.data,
         "split": settings.split,
         **result.to_json(),

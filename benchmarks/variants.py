@@ -31,7 +31,12 @@ def run(recipe_name: str, words: list[str], folder: Path, sizes: list[tuple[int,
     bank = open_split(recipe, "val").to(resolve_device(recipe.training.device))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
     figures = [evaluate(result.method, bank, *size, SEED).to_json() for size in sizes]
-    return {"seconds": result.seconds, "loss": [line["loss"] for line in lines if "loss" in line][-1], "figures": figures}
+    about = {"recipe": recipe.to_table()}  # the words are over a recipe that may change
+    return about | {
+        "seconds": result.seconds,
+        "loss": [line["loss"] for line in lines if "loss" in line][-1],
+        "figures": figures,
+    }
 
 
 def sizes_of(text: str) -> tuple[int, int, int, int]:

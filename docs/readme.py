@@ -9,8 +9,9 @@ from scipy import stats
 
 from sosn.bench import evaluation_ratios, written_rate
 from sosn.recipe import load_recipe, override
-from sosn.reproduce.ledger import interval, of_row, read_entry, summarise
+from sosn.reproduce.ledger import gap, interval, of_row, read_entry, read_ledger, summarise
 from sosn.reproduce.row import Measure
+from sosn.reproduce.table import TABLES
 
 ROOT = Path(__file__).parent.parent
 RIVALS = "results/glyphs-rivals.json"
@@ -275,7 +276,8 @@ def _ground(told: dict[str, Any]) -> str:
     drawings, by_mistake, found = (sum(one[name] for one in told["recognised"]) for name in COUNTS)
     return "\n".join([
         *rows, "",
-        f"Omniglot's validation classes, {told['tasks']} tasks of {told['queries']} queries; a board is an imitation, light "
+        f"Omniglot's validation classes, {told['tasks']} tasks of {told['queries']} queries: few, so compare rows with one "
+        f"another; [How sure it is](#how-sure-it-is) has the share of right answers over many. A board is an imitation, light "
         f"strokes on a dark grey ground with some noise (`benchmarks/ground.py`). Of Omniglot's {drawings:,} drawings "
         f"{by_mistake:,} are inverted by mistake, and {found:,} of their negatives are.",
     ])  # fmt: skip
@@ -313,6 +315,7 @@ def fill_beyond(text: str) -> str:
     text = _put(text, "variants", "\n" + "\n".join(parts) + "\n")
     text = _put(text, "sixteen", "\n" + _sixteen() + "\n")
     text = _put(text, "before", "\n" + _before() + "\n")
+    text = _put(text, "stages", "\n" + _stages() + "\n")
     rows = ["| model | episodes | copies | accuracy, % | more than without, points |", "|---|---|---|---|---|"]
     for path in sorted((ROOT / "results").glob("copies-*.json")):
         told = _read(f"results/{path.name}")
@@ -351,6 +354,21 @@ def _before() -> str:
                     assert summary is not None
                     spread = "" if summary.between is None else f" ± {100 * summary.between:.2f}"
                     cells += [f"{100 * summary.mean:.2f}{spread}", str(len(summary.seeds))]
+                rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _stages() -> str:
+    """Second stages minus the first stages that they began with."""
+    entries = read_ledger(ROOT / "results/ledger")
+    rows = ["| second stage | first stage | protocol | running, points | batch, points | seeds |", "|---|---|---|---|---|---|"]
+    for row in (row for table in TABLES.values() for row in table if row.start):
+        own, first = (of_row(entries, row.table, name) for name in (row.id, row.start))
+        for measure in row.measures:
+            running, batch = (gap(own, first, measure, statistics) for statistics in ("running", "batch"))
+            if running and batch:
+                points = [f"{100 * one.mean:+.2f} ± {100 * one.ci95:.2f}" for one in (running, batch)]
+                cells = (f"`{row.table}/{row.id}`", f"`{row.start}`", measure.protocol, *points, str(running.seeds))
                 rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 

@@ -50,24 +50,32 @@ trained for; Omniglot models trained 20-way are tested on all four. How figures 
 Accuracies are in per cent.
 
 - Ours is the mean over seeds ± its 95% interval between seeds (Student's t; none for a single seed); in brackets, the
-  interval over episodes of one seed, which is what the paper prints. Seeds share their episodes, so an interval between
-  seeds says nothing about other episodes. Intervals of differences between rows are over episodes, in pairs, and over seeds
-  too where there are several; those of one seed do not cover another training.
+  interval over episodes, which is what the paper prints, as a mean over seeds. Seeds share their episodes, so an interval
+  between seeds says nothing about other episodes. Differences between rows are over seeds that both rows have, and their
+  intervals over episodes, in pairs where the answers were kept (not of Omniglot's Prototypical Net, nor between image sizes),
+  and over seeds too where there are several; those of one seed do not cover another training. *Means of all*: the difference
+  of both rows' means where one has further seeds, which can change the sign.
 - *running*: batch norm as it was trained, so no query helps another; *batch*: the authors' transductive way, of a model
   that was not trained so (in training the images of all episodes of a step are normalised together, and theirs is one
   episode).
-- Rows of one budget are there to be compared with each other. None is trained for nearly as long as the paper's models, so
-  that a figure below the paper's does not refute it.
+- Rows of one budget are there to be compared with each other. They are trained with far fewer updates than the paper's models
+  and, at one shot, on about half as many images, so that a figure below the paper's does not refute it.
+- All rows but those of the best recipes, and ablations of it, have β = 0: the paper shifts features by a share β of their mean
+  and does not tell its β. After ReLU no co-occurrence is then negative, and power normalisation works on one side alone. What
+  is said of norms here is said of β = 0.
 - Weights are chosen on validation classes, with other episodes than those reported. The paper's figures are of test
   classes. Where ours are of val (test images were held back), the settings of our best recipes, and some that rows of one
   budget share, were chosen on the same classes with SoSN, so that figures of test classes may well be lower. Omniglot's
-  test classes chose nothing, but some rows were measured on them more than once: again when answers began to be ranked
-  before the sigmoid, and the best recipe when it was changed, on validation classes.
+  test classes chose nothing here, but were read more than once: some rows were measured again when answers began to be
+  ranked before the sigmoid, six rows of Relation Net were trained anew, and the best recipe was changed twice (copies of
+  images; then six blocks, 42² and β = 1), each time by validation classes, so that its first seed was read four times. What
+  recipes began with (right angles as classes, AdamW with a cosine schedule, η′ = 100, flips, shifts and jitter) is a
+  prototype's, which had been read on test classes of both datasets before.
 - Only entries of rows as they are now are compared. Minutes are wall time, a first stage's included, of trainings of which
   several may have shared a GPU, by several versions of the code (`code` in an entry), so they compare only roughly.
-- *Ties*: the share of queries for which several classes had the same highest score; the first counted, and the classes of
-  an episode come in random order. Two pairs have the same score to the bit where the last block of the similarity net puts
-  out zeros alone for both.
+- *Ties*: the share of queries for which several classes had the same highest score, in the seed that has most; the first
+  counted, and the classes of an episode come in random order. Two pairs have the same score to the bit where the last block
+  of the similarity net puts out zeros alone for both.
 """
 
 
@@ -230,9 +238,23 @@ def _claim(claim: claims.Claim, entries: Sequence[Entry]) -> list[str]:
             verdict = "ahead" if ours.mean > ours.ci95 else "behind" if ours.mean < -ours.ci95 else "not told apart"
             verdict = verdict if ours.seeds > 1 else "– (one seed)"
             pair = (f"`{one.first}`", f"`{one.second}`", TITLES[one.table], one.protocol, one.split)
-            lines.append((*pair, paper, _points(ours), _points(one.ours(entries, "batch")), str(ours.seeds), verdict))
+            points = (_points(ours), _points(one.ours(entries, "batch")), str(ours.seeds))
+            means = one.of_all_seeds(entries)
+            lines.append((*pair, paper, *points, "" if means is None else f"{100 * means:+.2f}", verdict))
     if lines:
-        head = ("row", "minus", "", "", "split", "paper, points", "ours, points", "batch", "seeds", "the first is")
+        head = (
+            "row",
+            "minus",
+            "",
+            "",
+            "split",
+            "paper, points",
+            "ours, points",
+            "batch",
+            "seeds",
+            "means of all",
+            "the first is",
+        )
         parts.append(_table(head, lines))
     told = [entry for one in claim.experiments for entry in of_row(entries, claims.TABLE, one.id)]
     for kind, show in (("rank", _ranks), ("burstiness", _bursts)):

@@ -369,6 +369,8 @@ def test_the_card_of_a_model_tells_its_limits(cli: Cli) -> None:
     assert code == 0
     for piece in ("limits:", "not photos", "terms:", "glyphs test classes"):
         assert piece in out
+    assert "trained on 32,000 episodes" in out
+    assert "trained on 12,000 batches of 512 images, then 24,000 episodes" in cli("models", "omniglot")[1]
     code, out, _ = cli("models", "glyphs", "--json")
     assert json.loads(out)["recipe"]["data"]["name"] == "glyphs"
 

@@ -1,5 +1,6 @@
 """Models that come with the package."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from sosn.errors import DataError
 from sosn.evaluation import evaluate
 from sosn.method import NearestPixels
 from sosn.models import model_path, shipped_models
+from sosn.recipe import from_table, load_recipe
 
 
 @pytest.mark.parametrize("name", sorted(shipped_models()))
@@ -30,6 +32,22 @@ def test_the_figure_of_a_card_is_of_the_episodes_that_are_drawn_today(name: str)
         pytest.skip(f"{card['data']} is not prepared here")
     pixels = evaluate(NearestPixels(bank.channels, bank.size), bank, card["way"], card["shot"], card["query"], card["episodes"])
     assert pixels.fingerprint == card["fingerprint"]
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [
+        ("omniglot", "omniglot-best-20w1s"),
+        ("omniglot-5shot", "omniglot-best-20w5s"),
+        ("mini-imagenet", "mini-imagenet-best-5w1s"),
+        ("mini-imagenet-5shot", "mini-imagenet-best-5w5s"),
+    ],
+)
+def test_the_best_models_are_of_the_best_recipes_as_they_are(name: str, recipe: str) -> None:
+    card = shipped_models()[name]
+    assert replace(from_table(card["recipe"], name), title="") == replace(load_recipe(recipe), title="")
+    assert card["title"] == load_recipe(recipe).title
+    assert from_table(card["first_stage"], name) == load_recipe(f"{card['data']}-best-pretrain")
 
 
 def test_the_glyphs_model_tells_unseen_characters_apart() -> None:

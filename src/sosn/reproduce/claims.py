@@ -10,7 +10,7 @@ from sosn.method.base import Statistics
 from sosn.models import load
 from sosn.reproduce import mini_imagenet, omniglot
 from sosn.reproduce.bursts import burstiness
-from sosn.reproduce.ledger import Entry, Gap, gap, ledger_file, of_row, read_entry, write_entry
+from sosn.reproduce.ledger import Entry, Gap, gap, ledger_file, of_row, read_entry, summarise, write_entry
 from sosn.reproduce.paper import ahead
 from sosn.reproduce.ranks import ranks
 from sosn.reproduce.row import Measure, Row, changes
@@ -57,6 +57,13 @@ class Contrast:
     def ours(self, entries: Sequence[Entry], statistics: Statistics = "running") -> Gap | None:
         first, second = (of_row(entries, self.table, row) for row in (self.first, self.second))
         return gap(first, second, self.measure, statistics)
+
+    def of_all_seeds(self, entries: Sequence[Entry]) -> float | None:
+        """The difference of both rows' means over all their seeds, where they have not the same ones; no pairs, no interval."""
+        first, second = (
+            summarise(of_row(entries, self.table, row), self.measure, "running") for row in (self.first, self.second)
+        )
+        return first.mean - second.mean if first and second and first.seeds != second.seeds else None
 
 
 @dataclass(frozen=True)

@@ -42,12 +42,12 @@ TURNED = (
     "episode)"
 )
 BEST_DIFFERS = (
-    f"{TURNED}; η′ = 100, β = 1 (the paper tells no value); 28² images enlarged to 42²; an encoder of six blocks (the paper: "
-    "four) that first learnt to tell the training classes apart, in 12,000 batches of 512 images; affine augmentation; "
-    "features of smaller and larger copies too in evaluation; cross-entropy, not MSE; 24,000 episodes, 8 a step, of 5 queries "
-    "a class; AdamW, a cosine schedule, averaged weights"
+    f"{TURNED}; "
+    "⊗+R, which at one shot is ⊗; η′ = 100, β = 1 (the paper tells no value); 28² images enlarged to 42²; an encoder of six "
+    "blocks (the paper: four) that first learnt to tell the training classes apart, in 12,000 batches of 512 images; affine "
+    "augmentation; features of smaller and larger copies too in evaluation; cross-entropy, not MSE; 24,000 episodes, 8 a "
+    "step, of 5 queries a class; AdamW, a cosine schedule, averaged weights, half precision"
 )
-
 BEST = (  # partition, what ids begin with, group, settings
     ("vinyals", "best", "best recipe", ()),
     ("paper", "best-paper", "best recipe, paper partition", words("partition=paper")),
@@ -57,8 +57,9 @@ BEST = (  # partition, what ids begin with, group, settings
 def _budget(episodes: str) -> str:
     """What rows that were trained on so many episodes have otherwise than the paper."""
     return (
-        f"{TURNED}; {episodes} (the script: one a step, up to a million); Adam at 0.002 with a cosine schedule (the script: "
-        "0.001, a tenth of it after every 50,000), averaged weights, half precision"
+        f"{TURNED}; {episodes} (the script: one a step, up to a million); AdamW without weight decay, at 0.002, with a "
+        "cosine schedule (the script: Adam at 0.001, a tenth of it after every 50,000), averaged weights, half precision; "
+        "β = 0 (the paper tells no value)"
     )
 
 
