@@ -206,6 +206,9 @@ def test_rows_of_other_settings_change_what_they_are_called_after() -> None:
     assert (unchanged.augmentation.flip, unchanged.augmentation.translate, unchanged.augmentation.jitter) == (False, 0, 0)
     assert (centred.augmentation, centred.training) == (base.augmentation, base.training)
     assert centred.model.options == base.model.options | {"shift": 1.0}
+    for norm in ("asinhe", "none"):
+        plain, own = (claims.find("mini-imagenet", f"{name}-5w5s").resolve(0) for name in (norm, f"centred-{norm}"))
+        assert own.model.options == plain.model.options | {"shift": 1.0}
 
 
 def test_omniglot_is_compared_on_both_partitions_and_all_protocols() -> None:

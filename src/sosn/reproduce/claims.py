@@ -112,12 +112,12 @@ CLAIMS = (
     Claim(
         "sigme-asinhe", "SigmE is better than AsinhE by about 0.9 points.",
         "Table [of miniImageNet] shows that SigmE performs ∼0.9% better than AsinhE.",
-        (*_mini("sigme", "asinhe"), *_omniglot("sigme", "asinhe")),
+        (*_mini("sigme", "asinhe"), *_mini("centred", "centred-asinhe"), *_omniglot("sigme", "asinhe")),
     ),
     Claim(
         "sigme-none", "SigmE is better than no power normalisation by 1.2 to 4.5 points.",
         "Tables [of miniImageNet and Open MIC] show 1.2–4.5% benefit of SigmE in SoSN(⊗)+SigmE over SoSN(⊗) without it.",
-        _mini("sigme", "none"),
+        (*_mini("sigme", "none"), *_mini("centred", "centred-none")),
     ),
     Claim(
         "permutations", "Three permutations add 1.8 points, with a similarity net for each 2.06.",

@@ -97,6 +97,8 @@ OTHER = "one budget, other settings"  # the paper's model with what ablations fo
 OTHERS = {  # id: label, settings
     "unchanged": ("SoSN(⊗)+SigmE, training images as they are", PLAIN),
     "centred": ("SoSN(⊗)+SigmE, mean shift β = 1", "shift=1"),
+    "centred-asinhe": ("SoSN(⊗)+AsinhE, mean shift β = 1", f"{METHODS['asinhe'][1]} shift=1"),
+    "centred-none": ("SoSN(⊗) (no Power Norm.), mean shift β = 1", f"{METHODS['none'][1]} shift=1"),
 }
 OTHER_DIFFERS = "as rows of one budget, but for what the label says, which ablations with 20,000 episodes suggested"
 LONG_DIFFERS = (
