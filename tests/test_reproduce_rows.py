@@ -485,8 +485,11 @@ def test_claims_run_their_rows_and_experiments_once(tmp_path: Path) -> None:
 
 @pytest.mark.real_data
 @pytest.mark.slow
-def test_a_row_runs_on_real_omniglot(real_data: Path, tmp_path: Path) -> None:
-    wanted = Options(["prototypical-paper-20w1s"], overrides=CPU, quick=True, data=real_data)
+def test_a_row_runs_on_real_omniglot(
+    real_omniglot: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOSN_HOME", str(real_omniglot[0]))
+    wanted = Options(["prototypical-paper-20w1s"], overrides=[*CPU, "size=42"], quick=True)
     entry = reproduce_rows("omniglot", tmp_path / "runs", wanted).entries[0]
     assert entry["data"]["train"]["classes"] == 4 * 1100
     assert {one["protocol"] for one in entry["figures"] if one["split"] == "test"} == set(omniglot.PROTOCOLS)
