@@ -31,8 +31,8 @@ def run(recipe_name: str, words: list[str], folder: Path, sizes: list[tuple[int,
     bank = open_split(recipe, "val").to(resolve_device(recipe.training.device))
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
     figures = [evaluate(result.method, bank, *size, SEED).to_json() for size in sizes]
-    about = {"recipe": recipe.to_table()}  # the words are over a recipe that may change
-    return about | {
+    return {
+        "recipe": recipe.to_table(),  # the words are over one that may change
         "seconds": result.seconds,
         "loss": [line["loss"] for line in lines if "loss" in line][-1],
         "figures": figures,

@@ -60,9 +60,9 @@ Accuracies are in per cent.
   episode).
 - Rows of one budget are there to be compared with each other. They are trained with far fewer updates than the paper's models
   and, at one shot, on about half as many images, so that a figure below the paper's does not refute it.
-- All rows but those of the best recipes, and ablations of it, have β = 0: the paper shifts features by a share β of their mean
-  and does not tell its β. After ReLU no co-occurrence is then negative, and power normalisation works on one side alone. What
-  is said of norms here is said of β = 0.
+- Rows have β = 0 unless they say otherwise: the paper shifts features by a share β of their mean and does not tell its β.
+  After ReLU no co-occurrence is then negative, and power normalisation works on one side alone. What is said of norms from
+  such rows is said of β = 0.
 - Weights are chosen on validation classes, with other episodes than those reported. The paper's figures are of test
   classes. Where ours are of val (test images were held back), the settings of our best recipes, and some that rows of one
   budget share, were chosen on the same classes with SoSN, so that figures of test classes may well be lower. Omniglot's
