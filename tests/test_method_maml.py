@@ -10,6 +10,7 @@ from rival_reference import agree
 from sosn.episode import Episode
 from sosn.errors import UsageError
 from sosn.method import MAML, MatchingNet
+from sosn.method.adaptation import convolve, dense
 from test_method_sosn import draw
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -106,6 +107,16 @@ def test_another_number_of_classes_is_refused_unless_the_head_is_shared() -> Non
     assert build(head="shared")(tasks(way=2)).shape == (2, 4, 2)
 
 
+def test_one_convolution_with_zeros_between_tasks_is_one_in_groups() -> None:
+    weight, maps = torch.rand(3, 4, 2, 3, 3, dtype=torch.float64), torch.rand(5, 6, 7, 7, dtype=torch.float64)
+    bias = torch.rand(3, 4, dtype=torch.float64)
+    one = F.conv2d(maps, dense(weight), bias.flatten(), padding=1)
+    torch.testing.assert_close(one, convolve(maps, weight, bias, 1))
+    for task in range(3):
+        own = F.conv2d(maps[:, 2 * task : 2 * task + 2], weight[task], bias[task], padding=1)
+        torch.testing.assert_close(one[:, 4 * task : 4 * task + 4], own)
+
+
 def test_adaptation_lowers_the_loss_on_the_support_images() -> None:
     model, episode = build(0).eval(), tasks(shot=1)
     truth = torch.arange(3).expand(2, -1)
@@ -129,6 +140,8 @@ def test_a_matching_net_is_fine_tuned_on_its_support_set_by_hand() -> None:
         torch.testing.assert_close(model.train()(episode), plain.train()(episode))  # no fine-tuning in training
         plain.load_state_dict(model.state_dict())
         before, after = plain.eval()(episode), model.eval()(episode)
+    with torch.inference_mode():
+        assert torch.equal(model(episode), after)
     norms = [layer for layer in model.modules() if isinstance(layer, torch.nn.BatchNorm2d)]
     moments: Moments = []
     for norm in norms:

@@ -1,7 +1,12 @@
-"""Gradient descent inside a method: weights of their own for each task, all tasks at once."""
+"""Gradient descent inside a method: weights of their own for each task, all tasks at once.
 
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+Weights of E tasks have a leading axis E. Maps of B images of each task lie side by side as channels, (B, E·C, H, W), so that
+layers without weights, and batch norm, take them as they are.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +17,8 @@ from sosn.errors import UsageError
 from sosn.precision import full
 
 Weights = Mapping[str, Tensor]
-Moments = list[tuple[Tensor, Tensor]]  # mean and variance of the input of each batch norm
+Moments = list[tuple[Tensor, Tensor]]  # mean and variance of the input of each batch norm, (E·C,)
+DENSE = 8  # tasks up to which a GPU does one convolution with zeros between tasks faster than one in groups
 
 
 def chain(encoder: Encoder) -> nn.Sequential:
@@ -27,42 +33,67 @@ def check_chain(encoder: Encoder) -> None:
     chain(encoder)
 
 
-def for_each_episode(function: Callable[..., Any], *batches: Tensor) -> Any:
-    """function of each episode's tensors, vectorised over the first axis of all of them.
+@contextmanager
+def descending() -> Iterator[None]:
+    """Gradients are there inside, also within torch.inference_mode and torch.no_grad."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
 
-    Works inside torch.inference_mode and torch.no_grad, where gradients of an inner loop are still needed.
+
+def side_by_side(images: Tensor, episodes: int) -> Tensor:
+    """Images of all tasks, (E·B, C, H, W), as maps (B, E·C, H, W)."""
+    own = images.clone() if images.is_inference() else images
+    maps: Tensor = own.unflatten(0, (episodes, -1)).transpose(0, 1).flatten(1, 2)
+    return maps
+
+
+def start(module: nn.Module, prefix: str, episodes: int) -> dict[str, Tensor]:
+    """The weights that descent starts from, each task the same, as blocks.0.weight and so on.
+
+    Cut off from training where nothing is trained; call it outside of `descending`.
     """
-    with torch.inference_mode(False):
-        ours = [batch.clone() if batch.is_inference() else batch for batch in batches]
-        return torch.vmap(function)(*ours)
-
-
-def start(module: nn.Module, prefix: str) -> dict[str, Tensor]:
-    """The weights that descent starts from, as blocks.0.weight and so on; cut off from training where nothing is trained."""
     outside = torch.is_inference_mode_enabled() or not torch.is_grad_enabled()
-    return {f"{prefix}{name}": weight.detach() if outside else weight for name, weight in module.named_parameters()}
+    with torch.inference_mode(False):
+        named = ((name, weight.detach() if outside else weight) for name, weight in module.named_parameters())
+        return {f"{prefix}{name}": weight.expand(episodes, *weight.shape) for name, weight in named}
 
 
 def descend(loss: Callable[[Weights], Tensor], weights: Weights, rate: float, first_order: bool) -> Weights:
-    """The weights after one step down the gradient of a loss. first_order leaves out the derivative of the gradient itself."""
-    gradients = torch.func.grad(loss)(weights)
-    if first_order:
-        gradients = {name: gradient.detach() for name, gradient in gradients.items()}
-    return {name: weight - rate * gradients[name] for name, weight in weights.items()}
+    """The weights after one step down the gradient of each task's loss, (E,).
+
+    first_order leaves out the derivative of the gradient itself.
+    """
+    trained = any(weight.requires_grad for weight in weights.values())
+    here = {name: weight if weight.requires_grad else weight.detach().requires_grad_() for name, weight in weights.items()}
+    gradients = torch.autograd.grad(loss(here).sum(), list(here.values()), create_graph=trained and not first_order)
+    return {name: weights[name] - rate * gradient for name, gradient in zip(here, gradients, strict=True)}
+
+
+def convolve(maps: Tensor, weight: Tensor, bias: Tensor, padding: int) -> Tensor:
+    """Maps (B, E·C, H, W) with weights (E, O, C, k, k) of each task's own → (B, E·O, h, w)."""
+    if maps.is_cuda and len(weight) <= DENSE:
+        return F.conv2d(maps, dense(weight), bias.flatten(), padding=padding)
+    return F.conv2d(maps, weight.flatten(0, 1), bias.flatten(), padding=padding, groups=len(weight))
+
+
+def dense(weight: Tensor) -> Tensor:
+    """Weights (E, O, C, k, k) of E convolutions as those of one, (E·O, E·C, k, k), with zeros between tasks."""
+    episodes = len(weight)
+    own = torch.eye(episodes, dtype=weight.dtype, device=weight.device).view(episodes, 1, episodes, 1, 1, 1)
+    return (weight.unsqueeze(2) * own).flatten(2, 3).flatten(0, 1)
 
 
 def run_with(
     weights: Weights, prefix: str, layers: nn.Sequential, maps: Tensor, moments: Moments | None = None
 ) -> tuple[Tensor, Moments]:
-    """What layers of convolution blocks give with other weights, and the moments that batch norm used.
+    """What layers of convolution blocks give with other weights, (B, E·C, H, W) → (B, E·K, h, w), and batch norm's moments.
 
-    Batch norm uses the moments given, or those of the batch at hand; it remembers nothing.
+    Batch norm uses the moments given, or those of the images at hand; it remembers nothing.
     """
     used: Moments = []
     for name, layer in layers.named_children():
         if isinstance(layer, nn.Conv2d):
-            weight, bias = weights[f"{prefix}{name}.weight"], weights[f"{prefix}{name}.bias"]
-            maps = F.conv2d(maps, weight, bias, layer.stride, layer.padding)
+            maps = convolve(maps, weights[f"{prefix}{name}.weight"], weights[f"{prefix}{name}.bias"], int(layer.padding[0]))
         elif isinstance(layer, nn.BatchNorm2d):
             dtype, maps = maps.dtype, full(maps)
             if moments is None:
@@ -70,29 +101,43 @@ def run_with(
             else:
                 mean, variance = moments[len(used)]
             used.append((mean, variance))
-            scale = weights[f"{prefix}{name}.weight"] * (variance + layer.eps).rsqrt()
-            offset = weights[f"{prefix}{name}.bias"] - mean * scale
+            scale = weights[f"{prefix}{name}.weight"].flatten() * (variance + layer.eps).rsqrt()
+            offset = weights[f"{prefix}{name}.bias"].flatten() - mean * scale
             maps = (maps * scale.view(-1, 1, 1) + offset.view(-1, 1, 1)).to(dtype)
         else:
             maps = cast(Tensor, layer(maps))
     return maps, used
 
 
+def vectors(maps: Tensor, episodes: int) -> Tensor:
+    """Maps (B, E·K, h, w) as a vector for each image of each task, (E, B, K·h·w)."""
+    own: Tensor = maps.unflatten(1, (episodes, -1)).transpose(0, 1).flatten(2)
+    return own
+
+
 def classify_with(
-    weights: Weights, blocks: nn.Sequential, images: Tensor, moments: Moments | None = None
+    weights: Weights, blocks: nn.Sequential, maps: Tensor, moments: Moments | None = None
 ) -> tuple[Tensor, Moments]:
-    """Logits (B, L) of images (B, C, H, W) by weights of blocks and of a linear head; and the moments as run_with has them."""
-    maps, used = run_with(weights, "blocks.", blocks, images, moments)
-    return full(F.linear(maps.flatten(1), weights["head.weight"], weights["head.bias"])), used
+    """Logits (E, B, L) of images as maps (B, E·C, H, W) by weights of blocks and of a linear head; moments as run_with's."""
+    head, bias = weights["head.weight"], weights["head.bias"]  # (E, L, D), (E, L)
+    maps, used = run_with(weights, "blocks.", blocks, maps, moments)
+    return full(torch.baddbmm(bias.unsqueeze(1), vectors(maps, len(head)), head.transpose(1, 2))), used
 
 
-def running_moments(layers: nn.Sequential) -> Moments | None:
-    """The running statistics of each batch norm in evaluation mode; None where the batch at hand is to be used."""
+def running_moments(layers: nn.Sequential, episodes: int) -> Moments | None:
+    """The running statistics of each batch norm in evaluation mode, for each task; None where the images at hand count."""
     norms = [layer for layer in layers if isinstance(layer, nn.BatchNorm2d)]
     if any(norm.training for norm in norms):
         return None
     return [
-        (norm.running_mean, norm.running_var)
+        (norm.running_mean.repeat(episodes), norm.running_var.repeat(episodes))
         for norm in norms
         if norm.running_mean is not None and norm.running_var is not None
     ]
+
+
+def task_losses(logits: Tensor, truth: Tensor) -> Tensor:
+    """Cross-entropy of each task, (E,), of logits (E, B, L) and classes (B,) that all tasks share."""
+    losses = F.cross_entropy(logits.flatten(0, 1), truth.repeat(len(logits)), reduction="none")
+    own: Tensor = losses.unflatten(0, (len(logits), -1)).mean(1)
+    return own

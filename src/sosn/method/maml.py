@@ -1,16 +1,25 @@
 """MAML: weights from which a few steps of gradient descent solve a new task."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sosn.encoder import EncoderName
 from sosn.episode import Episode
 from sosn.errors import UsageError
-from sosn.method.adaptation import Weights, chain, check_chain, classify_with, descend, for_each_episode, start
+from sosn.method.adaptation import (
+    Weights,
+    chain,
+    check_chain,
+    classify_with,
+    descend,
+    descending,
+    side_by_side,
+    start,
+    task_losses,
+)
 from sosn.method.base import above_zero, at_least, constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
 from sosn.preprocessing import Polarity
@@ -73,25 +82,21 @@ class MAML(SoftmaxMethod):
                 f"outputs={episode.way}, or with head=shared for any number"
             )
         blocks = chain(self.encoder)
-        weights = start(blocks, "blocks.") | start(self.head, "head.")
+        weights = start(blocks, "blocks.", len(episode)) | start(self.head, "head.", len(episode))
         if self.shared:
-            weights |= {
-                name: weights[name].expand(episode.way, *weights[name].shape[1:]) for name in ("head.weight", "head.bias")
-            }
+            rows = {name: weights[name] for name in ("head.weight", "head.bias")}  # one, which each class starts from
+            weights |= {name: row.expand(-1, episode.way, *row.shape[2:]) for name, row in rows.items()}
         truth = torch.arange(episode.way, device=self.device).repeat_interleave(episode.shot)
         steps = self.inner_steps if self.training else self.test_steps
-
-        def solve(support: Tensor, query: Tensor) -> Tensor:
-            """Logits of the queries of one task after descent."""
+        images = self.images(episode)
+        with descending():
+            support, query = (side_by_side(one, len(episode)) for one in images)
 
             def loss(weights: Weights) -> Tensor:
-                return F.cross_entropy(classify_with(weights, blocks, support)[0], truth)
+                return task_losses(classify_with(weights, blocks, support)[0], truth)
 
             fast: Weights = weights
             for _ in range(steps):
                 fast = descend(loss, fast, self.rate, self.first_order)
             moments = None if separately else classify_with(fast, blocks, support)[1]
             return classify_with(fast, blocks, query, moments)[0]
-
-        support, query = (images.unflatten(0, (len(episode), -1)) for images in self.images(episode))
-        return cast(Tensor, for_each_episode(solve, support, query))

@@ -1,16 +1,27 @@
 """Matching Net: a query's label is a mixture of the labels of the support images it attends to."""
 
 from collections.abc import Sequence
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sosn.encoder import EncoderName
 from sosn.episode import Episode
 from sosn.errors import UsageError
-from sosn.method.adaptation import Weights, chain, check_chain, descend, for_each_episode, run_with, running_moments, start
+from sosn.method.adaptation import (
+    Weights,
+    chain,
+    check_chain,
+    descend,
+    descending,
+    run_with,
+    running_moments,
+    side_by_side,
+    start,
+    task_losses,
+    vectors,
+)
 from sosn.method.base import above_zero, at_least, constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
 from sosn.metric import nearness
@@ -86,25 +97,25 @@ class MatchingNet(SoftmaxMethod):
     def _fine_tuned(self, episode: Episode) -> Tensor:
         """Logits after descent on −log P of each support image given the support set, for each task by itself."""
         blocks = chain(self.encoder)
-        weights, moments = start(blocks, ""), running_moments(blocks)
+        weights = start(blocks, "", len(episode))
         way, shot = episode.way, episode.shot
         truth = torch.arange(way, device=self.device).repeat_interleave(shot)
 
-        def embed(weights: Weights, images: Tensor) -> Tensor:
-            return full(run_with(weights, "", blocks, images, moments)[0].flatten(1))
+        def embed(weights: Weights, maps: Tensor) -> Tensor:
+            return full(vectors(run_with(weights, "", blocks, maps, moments)[0], len(episode)))
 
-        def solve(support: Tensor, query: Tensor) -> Tensor:
-            def loss(weights: Weights) -> Tensor:
-                vectors = embed(weights, support)
-                return F.cross_entropy(self.attend(vectors.unflatten(0, (way, shot)), vectors), truth)
+        def loss(weights: Weights) -> Tensor:
+            shown = embed(weights, support)
+            return task_losses(self.attend(shown.unflatten(1, (way, shot)), shown), truth)
 
+        images = self.images(episode)
+        with descending():
+            moments = running_moments(blocks, len(episode))
+            support, query = (side_by_side(one, len(episode)) for one in images)
             tuned: Weights = weights
             for _ in range(self.fine_tune_steps):
                 tuned = descend(loss, tuned, self.fine_tune_rate, first_order=True)
-            return self.attend(embed(tuned, support).unflatten(0, (way, shot)), embed(tuned, query))
-
-        support, query = (images.unflatten(0, (len(episode), -1)) for images in self.images(episode))
-        return cast(Tensor, for_each_episode(solve, support, query))
+            return self.attend(embed(tuned, support).unflatten(1, (way, shot)), embed(tuned, query))
 
 
 class FullContext(nn.Module):

@@ -2,16 +2,24 @@
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sosn.encoder import EncoderName
 from sosn.episode import Episode
 from sosn.errors import UsageError
-from sosn.method.adaptation import Weights, chain, check_chain, classify_with, for_each_episode, start
+from sosn.method.adaptation import (
+    Weights,
+    chain,
+    check_chain,
+    classify_with,
+    descending,
+    side_by_side,
+    start,
+    task_losses,
+)
 from sosn.method.base import at_least, constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
 from sosn.precision import full, full_precision
@@ -76,29 +84,26 @@ class MetaLSTM(SoftmaxMethod):
                 f"outputs={episode.way}"
             )
         blocks = chain(self.encoder)
-        first = start(blocks, "blocks.") | start(self.head, "head.")
+        first = start(blocks, "blocks.", len(episode)) | start(self.head, "head.", len(episode))
         truth = torch.arange(episode.way, device=self.device).repeat_interleave(episode.shot)
-        support, query = (images.unflatten(0, (len(episode), -1)) for images in self.images(episode))
 
         def weights_of(theta: Tensor) -> Weights:
-            parts = theta.split([weight.numel() for weight in first.values()])
-            return {name: part.view(weight.shape) for (name, weight), part in zip(first.items(), parts, strict=True)}
+            parts = theta.split([weight[0].numel() for weight in first.values()], 1)
+            return {name: part.reshape(weight.shape) for (name, weight), part in zip(first.items(), parts, strict=True)}
 
-        def loss(theta: Tensor, images: Tensor) -> tuple[Tensor, Tensor]:
-            value = F.cross_entropy(classify_with(weights_of(theta), blocks, images)[0], truth)
-            return value, value
-
-        def answer(theta: Tensor, support: Tensor, query: Tensor) -> Tensor:
+        images = self.images(episode)
+        with descending():
+            support, query = (side_by_side(one, len(episode)) for one in images)
+            theta = torch.cat([weight.flatten(1) for weight in first.values()], 1)  # (E, P)
+            state: Gates | None = None
+            for _ in range(self.steps):
+                here = theta.detach().requires_grad_()
+                losses = task_losses(classify_with(weights_of(here), blocks, support)[0], truth)
+                (gradient,) = torch.autograd.grad(losses.sum(), here)
+                theta, state = self.update(theta, gradient, losses.detach(), state)
             weights = weights_of(theta)
             moments = None if separately else classify_with(weights, blocks, support)[1]
             return classify_with(weights, blocks, query, moments)[0]
-
-        theta = torch.cat([weight.flatten() for weight in first.values()]).expand(len(episode), -1)  # (E, P)
-        state: Gates | None = None
-        for _ in range(self.steps):
-            gradient, value = for_each_episode(torch.func.grad(loss, has_aux=True), theta.detach(), support)
-            theta, state = self.update(theta, gradient.detach(), value.detach(), state)
-        return cast(Tensor, for_each_episode(answer, theta, support, query))
 
     def update(self, theta: Tensor, gradient: Tensor, loss: Tensor, state: "Gates | None") -> tuple[Tensor, "Gates"]:
         """One step for weights (E, P), with their gradient (E, P) and loss (E,); state carries the LSTM and both gates."""
