@@ -25,6 +25,7 @@ METHODS = {  # id: label in the paper, settings, protocols
     "relation-net": ("Relation Net", "method=relation_net clip=0.5", "5w1s 5w5s"),
     "prototypical": ("Prototypical Net", "method=prototypical scale=0.02", "5w1s 5w5s"),
     "matching": ("Matching Nets", "method=matching scale=10 full_context=true", "5w1s 5w5s"),
+    "matching-plain": ("Matching Nets", "method=matching scale=10", "5w1s 5w5s"),
     "maml": ("MAML", " ".join(("method=maml first_order=true encoder_width=32", *ADAPTS)), "5w1s 5w5s"),
     "meta-lstm": ("Meta-Learn Nets", " ".join(("method=meta_lstm encoder_width=32", *ADAPTS)), "5w1s 5w5s"),
 }
@@ -40,6 +41,7 @@ REMARKS = {
     "full": "a 64-filter encoder: the matrix is 128×128 and the similarity net's first linear layer larger",
     "prototypical": "trained 5-way (its authors: 30- and 20-way); squared distances times 0.02 (its authors: as they are)",
     "matching": "with full context, as the figure beside it; cosines times 10",
+    "matching-plain": "without full context; cosines times 10",
     "maml": "first order (the figure beside it: with second derivatives); 32 filters, as its authors; running: "
     "queries normalised by the moments of the support images",
     "meta-lstm": "32 filters, as its authors; running: queries normalised by the moments of the support images",
@@ -81,9 +83,9 @@ STAGES = (  # name, labels of the first and second stage, group and what differs
      "jitter (in the first stage zoom too); η′ = 100; AdamW, a cosine schedule, averaged weights, half precision; "
      "15 queries a class in evaluation (the paper: 3)"),
     ("resnet12", f"ResNet-12, {CLASSIFIER}", "ResNet-12 SoSN(⊗+R)+SigmE, two stages", "beyond the paper",
-     "another encoder, whose first stage is of 12,000 batches of 128 images, by SGD with DropBlock; 5,000 episodes, 4 a step, "
-     "at a low learning rate, gradients clipped; stronger jitter, and zoom in both stages; weights of the first stage "
-     "not averaged; β = 0; else as the best Conv-4 recipe"),
+     "another encoder, whose first stage is of 18,000 batches of 128 images, right angles as further classes, by SGD with "
+     "DropBlock; 5,000 episodes, 4 a step, at a low learning rate, gradients clipped; stronger jitter, and zoom in both stages; "
+     "β = 0; else as the best Conv-4 recipe"),
 )  # fmt: skip
 BASE = "ablation-base"
 DIFFERS = (
