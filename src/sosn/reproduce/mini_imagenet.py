@@ -84,8 +84,8 @@ STAGES = (  # name, labels of the first and second stage, group and what differs
      "15 queries a class in evaluation (the paper: 3)"),
     ("resnet12", f"ResNet-12, {CLASSIFIER}", "ResNet-12 SoSN(⊗+R)+SigmE, two stages", "beyond the paper",
      "another encoder, whose first stage is of 18,000 batches of 128 images, right angles as further classes, by SGD with "
-     "DropBlock; 5,000 episodes, 4 a step, at a low learning rate, gradients clipped; stronger jitter, and zoom in both stages; "
-     "β = 0; else as the best Conv-4 recipe"),
+     "DropBlock; 5,000 episodes, 4 a step, at a low learning rate, gradients clipped; stronger jitter, and zoom in both "
+     "stages; β = 0; else as the best Conv-4 recipe"),
 )  # fmt: skip
 BASE = "ablation-base"
 DIFFERS = (
