@@ -2,9 +2,8 @@
 
     python benchmarks/copies.py mini-imagenet --settings scales=1 scales=2 --sizes 5,1,15,150 --out results/copies.json
 
-A trained model is judged with each setting (one option of the model, or several with commas: scales=2,mirror=false) on the same
-episodes of its validation classes, of a seed that reports nothing; differences are to the model without scales, episode by
-episode.
+A trained model is judged with each setting (of scales and mirror, both with a comma: scales=2,mirror=false) on the same
+episodes of its validation classes, of a seed that reports nothing; differences are to the model without scales, in pairs.
 """
 
 import argparse
@@ -23,6 +22,7 @@ from sosn.recipe import override
 from sosn.training.setup import open_split
 
 SEED = 7
+COPIES = ("mirror", "scales")  # options that no weight depends on
 
 
 def main() -> None:
@@ -42,8 +42,10 @@ def main() -> None:
         base = None
         for setting in ("", *wanted.settings):
             words = [word for word in setting.split(",") if word]
+            if strange := [word for word in words if word.partition("=")[0] not in COPIES]:
+                parser.error(f"{strange[0]!r} is no setting of copies: give {' or '.join(COPIES)}")
             options = override(recipe, ["scales=0", *words]).model.options
-            changed = SoSN(**method.config | {name: options[name] for name in ("mirror", "scales")})
+            changed = SoSN(**method.config | {name: options[name] for name in COPIES})
             changed.load_state_dict(method.state_dict())
             found = evaluate(changed.to(device), bank, way, shot, query, episodes, SEED)
             base = base or found

@@ -1,7 +1,7 @@
 """How do SoSN's rivals do on glyphs, at one budget? Trains every method with several seeds and compares on test classes.
 
     python benchmarks/glyphs_rivals.py --out results/glyphs-rivals.json
-    python benchmarks/glyphs_rivals.py --quick --out /tmp/rivals.json      # minutes: does it run?
+    python benchmarks/glyphs_rivals.py --quick --out results/rehearsal.json      # minutes: does it run?
 
 Every method takes the default recipe: the same data, training episodes, number of steps, optimiser and selection on validation
 classes (none with every=660: the last weights), its own encoder, loss and the settings named below. Those were chosen on

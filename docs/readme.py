@@ -1,4 +1,4 @@
-"""Write measured figures into README.md and the pages on data, rivals, speed and photos, from files that commands wrote."""
+"""Write figures into README.md and the pages on data, rivals, speed, photos and beyond, from files that commands wrote."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from scipy import stats
 
 from sosn.bench import evaluation_ratios, written_rate
 from sosn.recipe import load_recipe, override
-from sosn.reproduce.ledger import gap, interval, of_row, read_entry, read_ledger, summarise
+from sosn.reproduce.ledger import gap, interval, of_row, read_entry, read_ledger, same_recipe, summarise
 from sosn.reproduce.row import Measure
 from sosn.reproduce.table import TABLES
 
@@ -72,7 +72,7 @@ def fill_rivals(text: str) -> str:
         size = [f"{row['parameters']:,}", f"{row['mflops']:,.0f}", "yes" if row["adapts"] else ""]
         rows.append(f"| {' | '.join([row['name'], _over_seeds(row['by_seed'], 2), *against, *size])} |")
     seeds = f"{told['what']}; {len(told['seeds'])} seeds, each with its own alphabets; {told['machine']}."
-    return _put(text, "rivals", "\n" + "\n".join(["", seeds, "", *rows])[1:] + "\n")
+    return _put(text, "rivals", "\n" + "\n".join([seeds, "", *rows]) + "\n")
 
 
 def fill_data(text: str) -> str:
@@ -245,7 +245,7 @@ COUNTS = ("drawings", "turned", "negatives_turned")
 
 
 def fill_photos(text: str) -> str:
-    """The page on photos with what the cards of shipped models say of their confidence."""
+    """The page on photos: what cards of shipped models say of their confidence, times, grounds, and answers to a gallery."""
     rows = [
         "| model | classes | shots | episodes | right, % | ECE before | ECE | AUROC | known refused, % | unknown refused, % |",
         "|---|---|---|---|---|---|---|---|---|---|",
@@ -363,7 +363,8 @@ def _stages() -> str:
     entries = read_ledger(ROOT / "results/ledger")
     rows = ["| second stage | first stage | protocol | running, points | batch, points | seeds |", "|---|---|---|---|---|---|"]
     for row in (row for table in TABLES.values() for row in table if row.start):
-        own, first = (of_row(entries, row.table, name) for name in (row.id, row.start))
+        own = [entry for entry in of_row(entries, row.table, row.id) if same_recipe(entry, row)]
+        first = of_row(entries, row.table, row.start)
         for measure in row.measures:
             running, batch = (gap(own, first, measure, statistics) for statistics in ("running", "batch"))
             if running and batch:
@@ -399,7 +400,10 @@ def _percent(mean: float, half: float, digits: int) -> str:
 def _put(text: str, name: str, value: str) -> str:
     """Replace what stands between <!-- name --> and <!-- /name -->."""
     pattern = rf"(<!-- {re.escape(name)} -->).*?(<!-- /{re.escape(name)} -->)"
-    return re.sub(pattern, lambda match: match[1] + value + match[2], text, flags=re.DOTALL)
+    changed, places = re.subn(pattern, lambda match: match[1] + value + match[2], text, flags=re.DOTALL)
+    if not places:
+        raise SystemExit(f"there is no place for {name}: <!-- {name} --><!-- /{name} -->")
+    return changed
 
 
 if __name__ == "__main__":

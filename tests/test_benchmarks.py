@@ -73,6 +73,9 @@ def test_settings_of_copies_are_held_against_none_on_the_same_episodes(tmp_path:
     monkeypatch.setattr(sys, "argv", ["copies.py", *words])
     runpy.run_path(str(BENCHMARKS / "copies.py"), run_name="__main__")
     rows = json.loads(out.read_text("utf-8"))["rows"]
+    monkeypatch.setattr(sys, "argv", ["copies.py", *words, "--settings", "eta=1"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(BENCHMARKS / "copies.py"), run_name="__main__")
     assert [row["setting"] for row in rows] == ["", "scales=1,mirror=true"]
     assert len({row["fingerprint"] for row in rows}) == 1
     bank = open_split(load_recipe("glyphs-5w1s"), "val")

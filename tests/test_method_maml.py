@@ -111,7 +111,9 @@ def test_one_convolution_with_zeros_between_tasks_is_one_in_groups() -> None:
     weight, maps = torch.rand(3, 4, 2, 3, 3, dtype=torch.float64), torch.rand(5, 6, 7, 7, dtype=torch.float64)
     bias = torch.rand(3, 4, dtype=torch.float64)
     one = F.conv2d(maps, dense(weight), bias.flatten(), padding=1)
-    torch.testing.assert_close(one, convolve(maps, weight, bias, 1))
+    torch.testing.assert_close(one, convolve(maps, weight, bias, torch.nn.Conv2d(2, 4, 3, padding=1)))
+    strided = convolve(maps, weight, bias, torch.nn.Conv2d(2, 4, 3, stride=2))
+    torch.testing.assert_close(strided, one[..., 1:-1:2, 1:-1:2])
     for task in range(3):
         own = F.conv2d(maps[:, 2 * task : 2 * task + 2], weight[task], bias[task], padding=1)
         torch.testing.assert_close(one[:, 4 * task : 4 * task + 4], own)

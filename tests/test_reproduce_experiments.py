@@ -13,7 +13,7 @@ from sosn.episode import Episode
 from sosn.errors import UsageError
 from sosn.evaluation import draw_indices
 from sosn.method import PrototypicalNet, SoSN
-from sosn.power_norm import sigme
+from sosn.power_norm import asinhe, sigme
 from sosn.reproduce import bursts
 from sosn.reproduce.bursts import burstiness, moved, repeat_patch, repeat_vector, replace_square, tile
 from sosn.reproduce.ranks import effective_rank, rank, ranks
@@ -68,6 +68,10 @@ def test_ranks_are_those_of_the_plain_and_of_the_normalised_matrices_in_evaluati
     wanted = effective_rank(sigme(plain, 50.0)).mean().item()
     assert told["normalised_effective_rank"] == pytest.approx(wanted, rel=1e-4)
     assert abs(wanted - told["effective_rank"]) > 0.1
+    other = SoSN(channels=1, input_size=28, encoder_width=46, power_norm="asinhe", gamma=3.0, trace_normalise=False)
+    other.load_state_dict(method.state_dict())
+    wanted = effective_rank(asinhe(autocorrelation(maps), 3.0)).mean().item()
+    assert ranks(other, bank, (28,), len(bank), seed=0)[0]["normalised_effective_rank"] == pytest.approx(wanted, rel=1e-4)
 
 
 def test_the_share_of_full_rank_is_that_of_matrices_without_a_zero_eigenvalue(

@@ -16,17 +16,19 @@ from typer.testing import CliRunner
 
 from conftest import Listener
 from sosn.cli.app import app
+from sosn.data import Bank
 from sosn.errors import DataError, SosnError, TrainingError, UsageError
 from sosn.recipe import Recipe, load_recipe, override
 from sosn.reproduce import claims, mini_imagenet, omniglot, running
 from sosn.reproduce import table as planned
 from sosn.reproduce.ledger import Entry, gap, of_row, read_entry, read_ledger, same_recipe, summarise, write_entry
-from sosn.reproduce.paper import MINI_IMAGENET, OMNIGLOT, ahead
+from sosn.reproduce.paper import MINI_IMAGENET, OMNIGLOT, PUBLISHED, ahead
 from sosn.reproduce.row import LONG, Measure, Row, changes
 from sosn.reproduce.side_by_side import Failure, Task
 from sosn.reproduce.table import TABLES, Job, Options, plan, reproduce_rows
 from sosn.storage import load_tensors
 from sosn.training import Silent
+from sosn.training.setup import open_split
 
 CPU = ["device=cpu"]
 ROWS = [row for rows in TABLES.values() for row in rows]
@@ -94,7 +96,7 @@ def _episodes(row: Row) -> int:
 
 
 def test_rows_that_are_compared_have_one_budget() -> None:
-    one = ("one budget", mini_imagenet.OTHER, "224×224")
+    one = (mini_imagenet.ONE_BUDGET, mini_imagenet.OTHER, "224×224")
     assert {_episodes(row) for row in mini_imagenet.ROWS if row.group in one} == {60_000}
     assert {_episodes(row) for row in mini_imagenet.ROWS if row.group == LONG} == {200_000}
     assert {_episodes(row) for row in mini_imagenet.ROWS if row.group == "ablation"} == {20_000}
@@ -108,7 +110,7 @@ def test_rows_that_are_compared_have_one_budget() -> None:
 def test_rows_of_one_budget_differ_in_the_model_and_in_what_its_authors_ask_for_alone() -> None:
     own = {"loss", "clip", "precision", "recalibrate"}
     for protocol in mini_imagenet.SHOTS:
-        rows = [row for row in mini_imagenet.ROWS if row.group == "one budget" and row.id.endswith(protocol)]
+        rows = [row for row in mini_imagenet.ROWS if row.group == mini_imagenet.ONE_BUDGET and row.id.endswith(protocol)]
         tables = [row.resolve(0).to_table() for row in rows]
         for table in tables[1:]:
             for section in ("data", "episodes", "augmentation", "validation"):
@@ -169,12 +171,11 @@ def test_every_start_is_a_row_whose_encoder_and_matrices_fit() -> None:
 
 def test_every_row_of_the_tables_stands_in_the_paper_or_is_called_otherwise() -> None:
     for row in ROWS:
-        tables = {"omniglot": OMNIGLOT, "mini-imagenet": MINI_IMAGENET}
         ours = row.group in (
             "ablation", "image size", "first stage", "best recipe", "best recipe, paper partition", "beyond the paper",
             mini_imagenet.OTHER,
         )  # fmt: skip
-        assert (row.label in tables[row.table]) == (not ours)
+        assert (row.label in PUBLISHED[row.table]) == (not ours)
 
 
 def test_the_papers_figures_are_as_printed() -> None:
@@ -216,8 +217,8 @@ def test_omniglot_is_compared_on_both_partitions_and_all_protocols() -> None:
     pairs = {(one.first, one.second, one.protocol) for claim in claims.CLAIMS for one in claim.contrasts}
     for rival in ("relation-net", "prototypical", "asinhe"):
         for partition in ("vinyals", "paper"):
-            wanted = {(protocol, protocol) for protocol in omniglot.PROTOCOLS} | {("20w1s", "5w1s")}
-            assert {(f"sigme-{partition}-{t}", f"{rival}-{partition}-{t}", asked) for t, asked in wanted} <= pairs
+            wanted = {(f"sigme-{partition}-{p}", f"{rival}-{partition}-{p}", p) for p in omniglot.PROTOCOLS}
+            assert wanted <= pairs
 
 
 def test_claims_refer_to_rows_that_measure_what_is_compared() -> None:
@@ -437,6 +438,44 @@ def test_the_ledger_takes_rows_as_they_are_planned_alone(tmp_path: Path, monkeyp
     assert same_recipe(result.entries[0], small)
     result.entries[0]["recipe"]["model"]["no_more"] = 1
     assert not same_recipe(result.entries[0], small)
+    result.entries[0]["recipe"]["model"] = {"method": "no_more"}
+    assert not same_recipe(result.entries[0], small)
+
+
+def test_a_bank_that_is_damaged_is_no_missing_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = open_split
+    wanted = Options(["none-5w1s"], overrides=[*CPU, "input_size=28"], quick=True, data=photos(tmp_path / "photos"))
+    first = reproduce_rows("mini-imagenet", tmp_path / "runs", wanted).entries[0]
+    assert set(first["missing"]) == {"test"}
+    entry = tmp_path / "runs/mini-imagenet/none-5w1s-seed0/entry.json"
+    document = json.loads(entry.read_text("utf-8"))
+    entry.write_text(json.dumps(document | {"figures": []}), "utf-8")
+
+    def damaged(recipe: Recipe, split: str, say: Callable[[str], None]) -> Bank:
+        if split == "val":
+            raise DataError("the bank is damaged")
+        return opened(recipe, split, say)
+
+    monkeypatch.setattr(planned, "open_split", damaged)
+    with pytest.raises(DataError, match="the bank is damaged"):
+        reproduce_rows("mini-imagenet", tmp_path / "runs", wanted)
+
+
+def test_trainings_whose_steps_take_longer_are_timed_by_themselves() -> None:
+    def kind(name: str, *words: str) -> tuple[object, ...]:
+        return running._kind(claims.find("mini-imagenet", name).resolve(0, words))
+
+    assert kind("sigme-5w1s") == kind("sigme-5w1s", "eta=5", "seed=3", "shift=1")
+    pairs = (("matching-5w1s", "matching-plain-5w1s"), ("sigme-5w1s", "streams-5w1s"), ("best-pretrain", "resnet12-pretrain"))
+    assert all(kind(one) != kind(other) for one, other in pairs)
+    for words in (["precision=fp32"], ["engine=plain"], ["coordinates=3"], ["jitter=0"]):
+        assert kind("sigme-5w1s") != kind("sigme-5w1s", *words)
+    assert kind("maml-5w1s") != kind("maml-5w1s", "inner_steps=50")
+
+
+def test_a_best_row_is_held_against_the_figure_that_it_stands_beside() -> None:
+    contrast = claims.Contrast("mini-imagenet", "best-5w1s", "none-5w1s", "5w1s")
+    assert contrast.paper == pytest.approx(52.96 - 50.88)
 
 
 def test_the_estimate_is_that_of_steps_and_of_scoring_at_a_third_of_their_cost(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -541,24 +580,28 @@ def test_the_list_says_common_words_once_in_lines_that_can_be_read_and_commands_
         if row.id not in commands:
             continue
         assert listed[row.id]["overrides"] == list(row.words)  # complete
-        sosn, train, recipe, *words = commands[row.id]
-        assert (sosn, train, recipe) == ("sosn", "train", row.recipe)
-        own = override(load_recipe(recipe), [word for word in words if not word.startswith("start=")])
+        sosn, train, recipe, *words, option, folder = commands[row.id]
+        assert (sosn, train, recipe, option, folder) == ("sosn", "train", row.recipe, "--out", f"runs/{row.name}")
+        start = [f"start=runs/{table}/{row.start}"] if row.start else []
+        assert [word for word in words if word.startswith("start=")] == start
+        own = override(load_recipe(recipe), [word for word in words if word not in start])
         assert own == replace(row.resolve(0), title=own.title)
 
 
 def test_a_single_row_is_listed_with_its_whole_command() -> None:
     shown = CliRunner().invoke(app, "reproduce mini-imagenet --list --rows sigme-5w1s".split()).stdout
     (row,) = (one for one in TABLES["mini-imagenet"] if one.id == "sigme-5w1s")
-    assert _as_a_shell_reads(shown) == {row.id: ["sosn", "train", row.recipe, *row.words]}
+    whole = ["sosn", "train", row.recipe, *row.words, "--out", "runs/mini-imagenet/sigme-5w1s"]
+    assert _as_a_shell_reads(shown) == {row.id: whole}
 
 
 def test_the_list_says_what_a_row_starts_from() -> None:
     run: Callable[[str], str] = lambda words: CliRunner().invoke(app, ["reproduce", *words.split()]).stdout  # noqa: E731
     for table, protocol in (("mini-imagenet", "5w5s"), ("omniglot", "20w1s")):
-        first, second = f"sosn train {table}-best-pretrain", f"sosn train {table}-best-{protocol}"
+        first, second = (f"runs/{table}/best-{name}" for name in ("pretrain", protocol))
         shown = [line.strip() for line in run(f"{table} --list --rows best-{protocol}").splitlines()]
-        assert shown[1:3] == [first, f"{second} start=runs/{table}-best-pretrain"]
+        assert shown[1] == f"sosn train {table}-best-pretrain --out {first}"
+        assert shown[2] == f"sosn train {table}-best-{protocol} start={first} --out {second}"
         assert "1 rows" in shown[3]
         listed = {row["row"]: row["start"] for row in json.loads(run(f"{table} --list --json"))}
         assert listed[f"best-{protocol}"] == "best-pretrain"
@@ -573,6 +616,8 @@ def test_words_that_mean_nothing_are_refused() -> None:
         ("claims --list --rows sigmoid", "no id fits 'sigmoid'"),
         ("open-mic-1 --rows p1", "open-mic-1 is run whole"),
         ("open-mic-2 --jobs 2", "--jobs and --no-estimate are for omniglot"),
+        ("omniglot eta=5 --list", "--list runs nothing: leave out everything but --rows and --json"),
+        ("omniglot --list --jobs 0", "--list runs nothing"),
     ):
         result = CliRunner().invoke(app, ["reproduce", *words.split()])
         assert isinstance(result.exception, UsageError)

@@ -241,9 +241,13 @@ def test_bf16_moves_the_scores_little_and_they_come_back_in_full(name: str) -> N
 def test_every_parameter_learns(name: str) -> None:
     method = make(name).float()
     method.loss(episode(2), method.own_loss).backward()
+    modules = dict(method.named_modules())
     for parameter_name, parameter in method.named_parameters():
         assert parameter.grad is not None, parameter_name
         assert parameter.grad.isfinite().all(), parameter_name
+        owner, _, kind = parameter_name.rpartition(".")
+        if not (kind == "bias" and isinstance(modules[owner], torch.nn.Conv2d)):  # batch norm takes those away again
+            assert parameter.grad.abs().max() > 1e-6, parameter_name
 
 
 @pytest.mark.parametrize("name", RIVALS)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sosn.cli.common import AsJson, print_json
 from sosn.cli.data import app as data_app
 from sosn.cli.importing import app as import_app
 from sosn.cli.photos import classify, export, tune
@@ -32,11 +33,6 @@ app.command()(tune)
 # Settings are words without dashes; a --steps that slips in reaches the recipe's own message.
 WORDS = {"ignore_unknown_options": True}
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, for instance steps=2000.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
-
-
-def _print_json(document: Any) -> None:
-    typer.echo(json.dumps(document, ensure_ascii=False))
 
 
 def _version(wanted: bool) -> None:
@@ -67,7 +63,7 @@ def demo(
     with RichProgress() as progress:
         result = run_demo(out, progress, overrides or [])
     if as_json:
-        _print_json(result.to_json())
+        print_json(result.to_json())
     else:
         show_demo(result)
 
@@ -104,7 +100,7 @@ def train(
         return
     figures = result.evaluation.to_json() if result.evaluation else {}
     if as_json:
-        _print_json({"folder": str(out), "split": "val" if figures else None, "seconds": result.seconds, **figures})
+        print_json({"folder": str(out), "split": "val" if figures else None, "seconds": result.seconds, **figures})
     elif result.evaluation:
         judged = result.evaluation
         typer.echo(f"{judged}  {judged.way}-way {judged.shot}-shot on validation classes, {judged.episodes} episodes")
@@ -134,7 +130,7 @@ def eval(
     with progress_bar("evaluating") as bar:
         result, settings = evaluate_model(model, overrides or [], bar, console.print)
     if as_json:
-        _print_json(result.to_json() | {"model": model} | settings.to_json())
+        print_json(result.to_json() | {"model": model} | settings.to_json())
     else:
         typer.echo(f"{result}  {protocol(result)}, {settings}")
 
@@ -157,7 +153,7 @@ def compare(
     with progress_bar("comparing") as bar:
         rows, settings = compare_models([w for w in words if w not in settings_given], settings_given, bar, console.print)
     if as_json:
-        _print_json(settings.to_json() | {"rows": [row.to_json() for row in rows]})
+        print_json(settings.to_json() | {"rows": [row.to_json() for row in rows]})
     else:
         show_comparison(rows, settings)
 
@@ -170,11 +166,11 @@ def models(name: Annotated[str | None, typer.Argument(help="Print its card.")] =
 
     if name is not None:
         card = model_card(name)
-        _print_json(card) if as_json else show_card(name, card)
+        print_json(card) if as_json else show_card(name, card)
         return
     cards = shipped_models()
     if as_json:
-        _print_json(cards)
+        print_json(cards)
     else:
         show_models(cards)
 
@@ -187,13 +183,13 @@ def recipes(name: Annotated[str | None, typer.Argument(help="Print this recipe."
 
     if name is not None:
         if as_json:
-            _print_json(load_recipe(name).to_table())
+            print_json(load_recipe(name).to_table())
         else:
             typer.echo(recipe_text(name), nl=False)
         return
     titles = {known: load_recipe(known).title for known in shipped()}
     if as_json:
-        _print_json(titles)
+        print_json(titles)
     else:
         show_recipes(titles)
 
@@ -235,6 +231,6 @@ def bench(
         save_bench_figure(document, out / "bench.png")
         (out / "bench.part.json").replace(out / "bench.json")
     if as_json:
-        _print_json(document)
+        print_json(document)
     else:
         show_bench(document)

@@ -1,13 +1,13 @@
 """`sosn data …`: what there is, preparing it, checking it, looking at it."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from sosn.cli.common import AsJson, print_json
+
 app = typer.Typer(no_args_is_help=True, help="List, prepare, check and show datasets.")
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
 
 
 @app.command("list")
@@ -19,7 +19,7 @@ def list_datasets(as_json: AsJson = False) -> None:
     found = prepared()
     forms = {name: dataset.forms for name, dataset in CATALOG.items()}
     if as_json:
-        typer.echo(json.dumps({"prepared": found, "forms": forms}))
+        print_json({"prepared": found, "forms": forms})
     else:
         show_datasets(found, forms)
 
@@ -43,7 +43,7 @@ def prepare(
         typer.echo("the same command goes on where it stopped", err=True)
         raise
     if as_json:
-        typer.echo(json.dumps(done))
+        print_json(done)
         return
     typer.echo(
         f"{name}: {done['classes']} classes, {done['images']} images at {done['size']}×{done['size']} in {done['folder']}"
@@ -68,7 +68,7 @@ def check(
     with progress_bar("checking") as bar:
         findings, images = look(name, bar)
     if as_json:
-        typer.echo(json.dumps({"images": images, "findings": [asdict(finding) for finding in findings]}))
+        print_json({"images": images, "findings": [asdict(finding) for finding in findings]})
     else:
         show_findings(findings, images)
     if any(finding.wrong for finding in findings):

@@ -1,10 +1,11 @@
 """`sosn import …`: models from elsewhere as folders that the other commands take."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from sosn.cli.common import AsJson, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Take over published weights, or the encoder of another model.")
 Out = Annotated[Path, typer.Option(help="Folder for the model, which `sosn eval` and `sosn compare` take.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
 
 
 @app.command("relation-net")
@@ -58,7 +58,7 @@ def _write(out: Path, method: "Method", recipe: "Recipe", as_json: bool, seen: "
     write_model(out, method, recipe.to_table(), [one.to_json() for one in seen])
     if as_json:
         told = {"folder": str(out), "method": method.name, "parameters": method.parameter_count(), "config": method.config}
-        typer.echo(json.dumps(told))
+        print_json(told)
     else:
         size, channels = method.preprocessing.size, method.preprocessing.channels
         kind = "colour" if channels == 3 else "grey"

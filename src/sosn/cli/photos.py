@@ -1,12 +1,13 @@
-"""`sosn classify`: for people with a few photos."""
+"""`sosn classify`, `tune` and `export`: for people with a few photos."""
 
 import csv
 import io
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
+
+from sosn.cli.common import AsJson, print_json
 
 if TYPE_CHECKING:
     from sosn.ground import Turning
@@ -15,7 +16,6 @@ Polarity = Annotated[
     str,
     typer.Option(help="auto: invert drawings on the other ground than the model knows; as_is: leave all images as they are."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
 
 
 def classify(
@@ -59,7 +59,7 @@ def classify(
             "classes": dict(zip(classifier.classes_.tolist(), classifier.shots_, strict=True)), "reject": reject,
             "answers": [one.to_json() for one in told if one.answer], "failed": [one.to_json() for one in told if one.error],
         }  # fmt: skip
-        typer.echo(json.dumps(document, ensure_ascii=False))
+        print_json(document)
     elif as_csv:
         lines = io.StringIO()
         writer = csv.writer(lines, lineterminator="\n")
@@ -92,7 +92,7 @@ def export(
 
     about = export_onnx(load(model), out, model, calibration_of(model))
     if as_json:
-        typer.echo(json.dumps({"folder": str(out), **{name: value for name, value in about.items() if name != "calibration"}}))
+        print_json({"folder": str(out), **{name: value for name, value in about.items() if name != "calibration"}})
     else:
         sizes = ", ".join(f"{file} ({size:,} bytes)" for file, size in about["bytes"].items())
         typer.echo(f"{out}: {sizes}; ONNX Runtime and PyTorch differ by {about['largest_difference']:.1e} at most")
@@ -114,7 +114,7 @@ def tune(
     with progress_bar("tuning") as bar:
         name, result = tune_model(support, model, out, steps, seed, bar, cast("Turning", polarity))
     if as_json:
-        typer.echo(json.dumps({"model": name, "folder": str(out) if result.method else None, **result.to_json()}))
+        print_json({"model": name, "folder": str(out) if result.method else None, **result.to_json()})
         return
     shares = [f"{100 * right / result.pictures:.1f}%" for right in (result.before, result.after)]
     judged = f"{shares[0]} of {result.pictures} held-out images right before tuning {name!r}, {shares[1]} after"

@@ -1,12 +1,14 @@
 """`sosn reproduce`: the paper's tables and claims, run and shown beside its figures."""
 
-import json
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from sosn.cli.common import AsJson, print_json
 
 if TYPE_CHECKING:
     from sosn.reproduce.claims import Claimed
@@ -14,9 +16,8 @@ if TYPE_CHECKING:
     from sosn.reproduce.row import Row
     from sosn.reproduce.table import Reproduction
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
 WIDTH = 120  # of lines that are broken
-MOST = 0.9  # share of rows that have a word which is said once for them
+MOST = 0.75  # share of rows that have a word which is said once for them
 OPEN_MIC, CLAIMS = ("open-mic-1", "open-mic-2"), "claims"
 
 
@@ -50,13 +51,15 @@ def reproduce(
     if table in OPEN_MIC:
         if patterns or numbers or listing or ledger or jobs != 1 or not estimate:
             options = "--rows, --seeds, --list, --ledger, --jobs and --no-estimate"
-            raise UsageError(f"{table} is run whole: {options} are for {', '.join(TABLES)}")
+            raise UsageError(f"{table} is run whole: {options} are for {', '.join((*TABLES, CLAIMS))}")
         _open_mic(table, overrides, quick, data, out, as_json)
         return
     if table not in (*TABLES, CLAIMS):
         known = (*TABLES, *OPEN_MIC, CLAIMS)
         raise UsageError(f"there is no table {table!r}{nearest(table, known)}; there are {', '.join(known)}")
     if listing:
+        if overrides or numbers or quick or data or out or ledger or jobs != 1 or not estimate:
+            raise UsageError("--list runs nothing: leave out everything but --rows and --json")
         _list(table, patterns, as_json)
         return
     from sosn.cli.show import RichProgress
@@ -70,9 +73,9 @@ def reproduce(
         else:
             result = reproduce_rows(table, folder, wanted, progress)
     if table == CLAIMS:
-        _print_json(claimed.to_json()) if as_json else _show_claims(claimed, quick)
+        print_json(claimed.to_json()) if as_json else _show_claims(claimed, quick)
     else:
-        _print_json(result.to_json()) if as_json else _show_rows(result, quick)
+        print_json(result.to_json()) if as_json else _show_rows(result, quick)
 
 
 def _split_words(
@@ -94,10 +97,6 @@ def _split_words(
     return overrides, patterns, numbers
 
 
-def _print_json(document: Any) -> None:
-    typer.echo(json.dumps(document, ensure_ascii=False))
-
-
 def _open_mic(table: str, overrides: list[str], quick: bool, data: Path | None, out: Path | None, as_json: bool) -> None:
     from sosn.cli.show import RichProgress, show_reproduction
     from sosn.reproduce import reproduce as run_table
@@ -105,7 +104,7 @@ def _open_mic(table: str, overrides: list[str], quick: bool, data: Path | None, 
     folder = out or Path("runs") / (f"{table}-quick" if quick else table)
     with RichProgress() as progress:
         result = run_table(table, folder, overrides, quick, progress, data)
-    _print_json(result.to_json()) if as_json else show_reproduction(result, quick)
+    print_json(result.to_json()) if as_json else show_reproduction(result, quick)
 
 
 def _list(table: str, patterns: list[str], as_json: bool) -> None:
@@ -115,31 +114,38 @@ def _list(table: str, patterns: list[str], as_json: bool) -> None:
     if table == CLAIMS:
         chosen = select(claims.CLAIMS, patterns)
         if as_json:
-            _print_json([claims.claim_json(claim, []) | {"rows": [r.name for r in claims.needed([claim])]} for claim in chosen])
+            print_json([claims.claim_json(claim, []) | {"rows": [r.name for r in claims.needed([claim])]} for claim in chosen])
         for claim in () if as_json else chosen:
             typer.echo(f"{claim.id}  {claim.claim}\n    “{claim.quote}”")
             typer.echo(f"    rows: {' '.join(row.name for row in claims.needed([claim]))}")
         return
     rows = select(TABLES[table], patterns)
-    _print_json([row_json(row) for row in rows]) if as_json else _show_plan(table, rows)
+    print_json([row_json(row) for row in rows]) if as_json else _show_plan(table, rows)
 
 
 def _show_plan(table: str, rows: "Sequence[Row]") -> None:
     """The rows, the episodes each is trained on, the paper's figures, and the commands that train it by hand.
 
-    Words that nearly all rows share are said once, as an array of the shell (bash or zsh) that the commands name.
+    Words that most rows share are said once, as an array of the shell (bash or zsh) that the commands name.
     """
+    from sosn.cli.show import batches
+    from sosn.reproduce.row import FIRST_STAGE
+
     common = _common(rows)
     if common:
         typer.echo(textwrap.fill(f"COMMON=({' '.join(common)})", WIDTH, break_on_hyphens=False, subsequent_indent="  "))
+    told: set[str] = set()
     for row in rows:
         recipe = row.resolve(0)
-        episodes = recipe.training.steps * recipe.episodes.episodes_per_step
+        episodes = f"{recipe.training.steps * recipe.episodes.episodes_per_step:,} episodes"
+        trained = batches(recipe.to_table()) if row.group == FIRST_STAGE else episodes
         protocols = dict.fromkeys(measure.protocol for measure in row.measures)
         paper = ", ".join(f"{protocol} {figure}" for protocol in protocols if (figure := row.paper(protocol)))
-        typer.echo(f"{row.id}  {row.label}  {episodes:,} episodes{f'  paper: {paper}' if paper else ''}")
+        typer.echo(f"{row.id}  {row.label}  {trained}{f'  paper: {paper}' if paper else ''}")
         for command in _commands(row, common):
-            typer.echo(_broken(command))
+            if command not in told:  # rows may start from the same one
+                typer.echo(_broken(command))
+            told.add(command)
     typer.echo(f"{len(rows)} rows; `sosn reproduce {table} --rows PATTERN --seeds 0 1 2` runs some of them")
 
 
@@ -150,13 +156,13 @@ def _broken(command: str) -> str:
 
 
 def _common(rows: "Sequence[Row]") -> list[str]:
-    """Words that nearly all of several rows have, save those that are their recipes as they are; of a single row none."""
-    told = [row.words for row in rows if row.words]
-    return [word for word in told[0] if sum(word in own for own in told) > MOST * len(told)] if len(told) > 1 else []
+    """Words that most of several rows have; of a single row none."""
+    counts = Counter(word for row in rows for word in row.words)
+    return [word for word, count in counts.items() if count > MOST * len(rows)] if len(rows) > 1 else []
 
 
 def _commands(row: "Row", common: Sequence[str] = ()) -> list[str]:
-    """What trains a row by hand, in the folders that `sosn train` chooses: the rows that it starts from come first.
+    """What trains a row by hand, each in a folder of its own: the rows that it starts from come first.
 
     "${COMMON[@]}" stands for the common words where a row has them all, before others: of two words for one key the later
     counts.
@@ -169,8 +175,8 @@ def _commands(row: "Row", common: Sequence[str] = ()) -> list[str]:
         has_all = bool(common) and set(common) <= set(one.words)
         own = [word for word in one.words if not (has_all and word in common)]
         shared = ['"${COMMON[@]}"'] if has_all else []
-        commands.append(" ".join(("sosn train", one.recipe, *shared, *own, *start)))
-        start = [f"start=runs/{one.recipe}"]
+        commands.append(" ".join(("sosn train", one.recipe, *shared, *own, *start, f"--out runs/{one.name}")))
+        start = [f"start=runs/{one.name}"]
     return commands
 
 

@@ -147,14 +147,14 @@ def show_card(name: str, card: dict[str, Any]) -> None:
         f"{card['statistics']} statistics, seed {card['seed']}",
         soft_wrap=True,
     )
-    first = _batches(card["first_stage"]) + ", then " if "first_stage" in card else ""
+    first = batches(card["first_stage"]) + ", then " if "first_stage" in card else ""
     trained = f"trained on {first}{episodes:,} episodes"
     out.print(f"{trained}; {card['parameters']:,} parameters, {card['bytes']:,} bytes", soft_wrap=True)
     out.print(f"limits: {card['limits']}\nterms: {card['terms']}", soft_wrap=True)
     out.print(f"recipe and all figures: sosn models {name} --json", soft_wrap=True)
 
 
-def _batches(recipe: dict[str, Any]) -> str:
+def batches(recipe: dict[str, Any]) -> str:
     """What a first stage, which learns from single images, was trained on."""
     own = recipe["episodes"]
     images = own["episodes_per_step"] * own["way"] * (own["shot"] + own["query"])

@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sosn.encoder import Encoder, ResNet12
+from sosn.episode import Episode
 from sosn.errors import UsageError
 from sosn.precision import full
 
 Weights = Mapping[str, Tensor]
 Moments = list[tuple[Tensor, Tensor]]  # mean and variance of the input of each batch norm, (E·C,)
-DENSE = 8  # tasks up to which a GPU does one convolution with zeros between tasks faster than one in groups
+DENSE = 8  # tasks up to which a GPU is given one convolution with zeros between tasks, not one in groups
 
 
 def chain(encoder: Encoder) -> nn.Sequential:
@@ -26,11 +27,6 @@ def chain(encoder: Encoder) -> nn.Sequential:
     if isinstance(encoder, ResNet12):
         raise UsageError("encoder is 'resnet12'; a method that adapts its encoder to each task takes conv4 or conv4_pooled")
     return encoder.blocks
-
-
-def check_chain(encoder: Encoder) -> None:
-    """Refuse an encoder that is no chain of blocks, before anything is trained."""
-    chain(encoder)
 
 
 @contextmanager
@@ -69,11 +65,11 @@ def descend(loss: Callable[[Weights], Tensor], weights: Weights, rate: float, fi
     return {name: weights[name] - rate * gradient for name, gradient in zip(here, gradients, strict=True)}
 
 
-def convolve(maps: Tensor, weight: Tensor, bias: Tensor, padding: int) -> Tensor:
-    """Maps (B, E·C, H, W) with weights (E, O, C, k, k) of each task's own → (B, E·O, h, w)."""
+def convolve(maps: Tensor, weight: Tensor, bias: Tensor, layer: nn.Conv2d) -> Tensor:
+    """What a layer gives with weights (E, O, C, k, k) of each task's own: maps (B, E·C, H, W) → (B, E·O, h, w)."""
     if maps.is_cuda and len(weight) <= DENSE:
-        return F.conv2d(maps, dense(weight), bias.flatten(), padding=padding)
-    return F.conv2d(maps, weight.flatten(0, 1), bias.flatten(), padding=padding, groups=len(weight))
+        return F.conv2d(maps, dense(weight), bias.flatten(), layer.stride, layer.padding)
+    return F.conv2d(maps, weight.flatten(0, 1), bias.flatten(), layer.stride, layer.padding, groups=len(weight))
 
 
 def dense(weight: Tensor) -> Tensor:
@@ -93,7 +89,7 @@ def run_with(
     used: Moments = []
     for name, layer in layers.named_children():
         if isinstance(layer, nn.Conv2d):
-            maps = convolve(maps, weights[f"{prefix}{name}.weight"], weights[f"{prefix}{name}.bias"], int(layer.padding[0]))
+            maps = convolve(maps, weights[f"{prefix}{name}.weight"], weights[f"{prefix}{name}.bias"], layer)
         elif isinstance(layer, nn.BatchNorm2d):
             dtype, maps = maps.dtype, full(maps)
             if moments is None:
@@ -124,6 +120,12 @@ def classify_with(
     return full(torch.baddbmm(bias.unsqueeze(1), vectors(maps, len(head)), head.transpose(1, 2))), used
 
 
+def answer_with(weights: Weights, blocks: nn.Sequential, support: Tensor, query: Tensor, separately: bool) -> Tensor:
+    """Logits (E, Q, L) of queries; batch norm takes the moments of the support images, or if separately the queries' own."""
+    moments = None if separately else classify_with(weights, blocks, support)[1]
+    return classify_with(weights, blocks, query, moments)[0]
+
+
 def running_moments(layers: nn.Sequential, episodes: int) -> Moments | None:
     """The running statistics of each batch norm in evaluation mode, for each task; None where the images at hand count."""
     norms = [layer for layer in layers if isinstance(layer, nn.BatchNorm2d)]
@@ -134,6 +136,11 @@ def running_moments(layers: nn.Sequential, episodes: int) -> Moments | None:
         for norm in norms
         if norm.running_mean is not None and norm.running_var is not None
     ]
+
+
+def support_classes(episode: Episode, device: torch.device) -> Tensor:
+    """The class of each support image of a task, (L·Z,), as all tasks have it."""
+    return torch.arange(episode.way, device=device).repeat_interleave(episode.shot)
 
 
 def task_losses(logits: Tensor, truth: Tensor) -> Tensor:

@@ -22,8 +22,8 @@ class DeepBDC(SoftmaxMethod):
     """Xie et al., "Joint Distribution Matters: Deep Brownian Distance Covariance for Few-Shot Classification", CVPR 2022.
 
     Taken, from its Meta DeepBDC: the BDC matrix of a feature map with a learnt scale, its upper triangle as descriptor,
-    class means, inner products for one shot and minus squared distances for several, cross-entropy. Left out: ResNet
-    encoders, the 1×1 convolution that narrows their maps (ours are narrow), pre-training, STL DeepBDC.
+    class means, inner products for one shot and minus squared distances for several, cross-entropy. The encoder is
+    SoSN's, or `encoder="resnet12"`. Left out: pre-training (a recipe's start may bring it), STL DeepBDC.
     """
 
     name: ClassVar[str] = "deep_bdc"

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-import torch
 from torch import Tensor, nn
 
 from sosn.encoder import EncoderName
@@ -11,13 +10,14 @@ from sosn.episode import Episode
 from sosn.errors import UsageError
 from sosn.method.adaptation import (
     Weights,
+    answer_with,
     chain,
-    check_chain,
     classify_with,
     descend,
     descending,
     side_by_side,
     start,
+    support_classes,
     task_losses,
 )
 from sosn.method.base import above_zero, at_least, constructor_arguments
@@ -69,7 +69,7 @@ class MAML(SoftmaxMethod):
             raise UsageError(f"head is {head!r}; choose learned or shared")
         self.shared, self.outputs, self.first_order = head == "shared", outputs, first_order
         self.inner_steps, self.test_steps, self.rate = inner_steps, test_steps, inner_rate
-        check_chain(self.encoder)
+        chain(self.encoder)  # refused before anything is trained
         self.head = nn.Linear(self.features, 1 if self.shared else outputs)
 
     def encode(self, images: Tensor) -> Tensor | None:
@@ -86,7 +86,7 @@ class MAML(SoftmaxMethod):
         if self.shared:
             rows = {name: weights[name] for name in ("head.weight", "head.bias")}  # one, which each class starts from
             weights |= {name: row.expand(-1, episode.way, *row.shape[2:]) for name, row in rows.items()}
-        truth = torch.arange(episode.way, device=self.device).repeat_interleave(episode.shot)
+        truth = support_classes(episode, self.device)
         steps = self.inner_steps if self.training else self.test_steps
         images = self.images(episode)
         with descending():
@@ -98,5 +98,4 @@ class MAML(SoftmaxMethod):
             fast: Weights = weights
             for _ in range(steps):
                 fast = descend(loss, fast, self.rate, self.first_order)
-            moments = None if separately else classify_with(fast, blocks, support)[1]
-            return classify_with(fast, blocks, query, moments)[0]
+            return answer_with(fast, blocks, support, query, separately)

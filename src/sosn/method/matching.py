@@ -12,13 +12,13 @@ from sosn.errors import UsageError
 from sosn.method.adaptation import (
     Weights,
     chain,
-    check_chain,
     descend,
     descending,
     run_with,
     running_moments,
     side_by_side,
     start,
+    support_classes,
     task_losses,
     vectors,
 )
@@ -66,7 +66,7 @@ class MatchingNet(SoftmaxMethod):
         at_least(0, fine_tune_steps=fine_tune_steps)
         above_zero(scale=scale, fine_tune_rate=fine_tune_rate)
         if fine_tune_steps:
-            check_chain(self.encoder)
+            chain(self.encoder)  # refused before anything is trained
         self.scale, self.fine_tune_steps, self.fine_tune_rate = scale, fine_tune_steps, fine_tune_rate
         self.context = FullContext(self.features, context_steps) if full_context else None
         self.adapts = fine_tune_steps > 0
@@ -99,7 +99,7 @@ class MatchingNet(SoftmaxMethod):
         blocks = chain(self.encoder)
         weights = start(blocks, "", len(episode))
         way, shot = episode.way, episode.shot
-        truth = torch.arange(way, device=self.device).repeat_interleave(shot)
+        truth = support_classes(episode, self.device)
 
         def embed(weights: Weights, maps: Tensor) -> Tensor:
             return full(vectors(run_with(weights, "", blocks, maps, moments)[0], len(episode)))

@@ -12,12 +12,13 @@ from sosn.episode import Episode
 from sosn.errors import UsageError
 from sosn.method.adaptation import (
     Weights,
+    answer_with,
     chain,
-    check_chain,
     classify_with,
     descending,
     side_by_side,
     start,
+    support_classes,
     task_losses,
 )
 from sosn.method.base import at_least, constructor_arguments
@@ -36,8 +37,9 @@ class MetaLSTM(SoftmaxMethod):
     L; gradients are not differentiated through; 32 filters. The head has an output for each class, so an episode must have
     as many classes as outputs, and their order matters. Tasks of a batch are solved all at once.
 
-    Left out: mini-batches of the support images (every step takes all). Batch norm: as in our MAML, queries are normalised by
-    the moments of the support images (theirs: the batch in training, running statistics at test time).
+    Left out: mini-batches of the support images (every step takes all, as in their release at 5 ways). Batch norm: as in our
+    MAML, queries are normalised by the moments of the support images (theirs: the batch in training, running statistics at
+    test time).
     """
 
     name: ClassVar[str] = "meta_lstm"
@@ -66,7 +68,7 @@ class MetaLSTM(SoftmaxMethod):
         if not 0 < initial_rate < 1:
             raise UsageError(f"initial_rate is {initial_rate}; it must lie between 0 and 1")
         self.outputs, self.steps = outputs, inner_steps
-        check_chain(self.encoder)
+        chain(self.encoder)  # refused before anything is trained
         self.head = nn.Linear(self.features, outputs)
         self.watch = nn.LSTMCell(4, hidden)
         self.keep, self.rate = nn.Linear(hidden + 2, 1), nn.Linear(hidden + 2, 1)  # of (h, θ, the gate's last value)
@@ -85,7 +87,7 @@ class MetaLSTM(SoftmaxMethod):
             )
         blocks = chain(self.encoder)
         first = start(blocks, "blocks.", len(episode)) | start(self.head, "head.", len(episode))
-        truth = torch.arange(episode.way, device=self.device).repeat_interleave(episode.shot)
+        truth = support_classes(episode, self.device)
 
         def weights_of(theta: Tensor) -> Weights:
             parts = theta.split([weight[0].numel() for weight in first.values()], 1)
@@ -101,23 +103,21 @@ class MetaLSTM(SoftmaxMethod):
                 losses = task_losses(classify_with(weights_of(here), blocks, support)[0], truth)
                 (gradient,) = torch.autograd.grad(losses.sum(), here)
                 theta, state = self.update(theta, gradient, losses.detach(), state)
-            weights = weights_of(theta)
-            moments = None if separately else classify_with(weights, blocks, support)[1]
-            return classify_with(weights, blocks, query, moments)[0]
+            return answer_with(weights_of(theta), blocks, support, query, separately)
 
     def update(self, theta: Tensor, gradient: Tensor, loss: Tensor, state: "Gates | None") -> tuple[Tensor, "Gates"]:
         """One step for weights (E, P), with their gradient (E, P) and loss (E,); state carries the LSTM and both gates."""
         told = torch.cat((scaled(gradient), scaled(loss).unsqueeze(1).expand(*gradient.shape, 2)), -1)  # (E, P, 4)
         flat = theta.reshape(-1, 1)
-        hidden, cell, keep, rate = (None, None, torch.ones_like(flat), torch.zeros_like(flat)) if state is None else state
-        hidden, cell = self.watch(told.flatten(0, 1), None if hidden is None or cell is None else (hidden, cell))
+        memory, keep, rate = (None, torch.ones_like(flat), torch.zeros_like(flat)) if state is None else state
+        hidden, cell = self.watch(told.flatten(0, 1), memory)
         keep = torch.sigmoid(full(self.keep(torch.cat((full(hidden), flat, keep), -1))))
         rate = torch.sigmoid(full(self.rate(torch.cat((full(hidden), flat, rate), -1))))
         moved = keep * flat - rate * gradient.reshape(-1, 1)
-        return moved.view(theta.shape), (hidden, cell, keep, rate)
+        return moved.view(theta.shape), ((hidden, cell), keep, rate)
 
 
-Gates = tuple[Tensor | None, Tensor | None, Tensor, Tensor]  # hidden and cell state, and the last values of both gates
+Gates = tuple[tuple[Tensor, Tensor], Tensor, Tensor]  # hidden and cell state, and the last values of both gates
 
 
 @full_precision

@@ -16,10 +16,9 @@ class SiameseNet(EncodedMethod):
     """Koch, Zemel & Salakhutdinov, "Siamese Neural Networks for One-shot Image Recognition", ICML workshop 2015.
 
     Taken: both images through the same network and a sigmoid layer, the learnt weighting of the absolute differences, its
-    sigmoid as score, binary cross-entropy with as much weight on same as on different pairs, their
-    initialisation of these two layers. Left out: their encoder (here
-    the one all methods share), their pairs drawn one by one (here all pairs of an episode), layer-wise rates and their
-    search. They have one shot; of several, the logits are averaged.
+    sigmoid as score, binary cross-entropy with as much weight on same as on different pairs, their initialisation of these
+    two layers. Left out: their encoder (here one of ours), their pairs drawn one by one (here all pairs of an episode),
+    layer-wise rates and their search. They have one shot; of several, the logits are averaged.
     """
 
     name: ClassVar[str] = "siamese"

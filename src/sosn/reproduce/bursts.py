@@ -83,7 +83,7 @@ def burstiness(method: Method, bank: Bank, way: int, shot: int, query: int, epis
     """For each change of the queries: how far descriptors and scores move, how many answers change, what accuracy is lost.
 
     descriptor: ‖ψ′−ψ‖/‖ψ‖ of the query's matrix as the similarity net sees it; descriptor_share: ‖ψ′−ψ‖ beside the distance to
-    another query's; unnormalised: both of the trace-normalised matrix, before it is squashed. score: mean |change| in units
+    another query's; unnormalised: both of the matrix divided by its trace and not squashed. score: mean |change| in units
     of the deviation of all scores before. Intervals are over episodes.
     """
     if not isinstance(method, SoSN) or not method.relation.stacked:

@@ -11,7 +11,6 @@ from sosn.models import load
 from sosn.reproduce import mini_imagenet, omniglot
 from sosn.reproduce.bursts import burstiness
 from sosn.reproduce.ledger import Entry, Gap, gap, ledger_file, of_row, read_entry, summarise, write_entry
-from sosn.reproduce.paper import ahead
 from sosn.reproduce.ranks import ranks
 from sosn.reproduce.row import Measure, Row, changes
 from sosn.reproduce.table import TABLES, Job, Options, plan, run_jobs, select
@@ -49,10 +48,8 @@ class Contrast:
     @property
     def paper(self) -> float | None:
         """Points that the paper's printed rows are apart."""
-        rows = [find(self.table, row) for row in (self.first, self.second)]
-        if not all(row.paper(self.protocol) for row in rows):
-            return None
-        return ahead(self.table, rows[0].label, rows[1].label, self.protocol)
+        first, second = (find(self.table, row).paper(self.protocol) for row in (self.first, self.second))
+        return round(first.accuracy - second.accuracy, 2) if first and second else None
 
     def ours(self, entries: Sequence[Entry], statistics: Statistics = "running") -> Gap | None:
         first, second = (of_row(entries, self.table, row) for row in (self.first, self.second))
@@ -88,6 +85,7 @@ class Claim:
     quote: str
     contrasts: tuple[Contrast, ...] = ()
     experiments: tuple[Experiment, ...] = ()
+    note: str = ""  # what a reader of the differences should know
 
 
 def _mini(first: str, second: str, protocols: str = "5w1s 5w5s") -> tuple[Contrast, ...]:
@@ -95,12 +93,11 @@ def _mini(first: str, second: str, protocols: str = "5w1s 5w5s") -> tuple[Contra
 
 
 def _omniglot(first: str, second: str) -> tuple[Contrast, ...]:
-    """On test classes of both partitions, all protocols: models trained for each, and those trained 20-way 1-shot at 5 ways."""
-    pairs = [(protocol, protocol) for protocol in omniglot.PROTOCOLS] + [("20w1s", "5w1s")]
+    """On test classes of both partitions, all protocols: models trained for each."""
     return tuple(
-        Contrast(OMNIGLOT, f"{first}-{partition}-{trained}", f"{second}-{partition}-{trained}", asked, "test")
+        Contrast(OMNIGLOT, f"{first}-{partition}-{protocol}", f"{second}-{partition}-{protocol}", protocol, "test")
         for partition in omniglot.DIFFERS
-        for trained, asked in pairs
+        for protocol in omniglot.PROTOCOLS
     )
 
 
@@ -147,6 +144,9 @@ CLAIMS = (
             *(one for rival in ("matching", "maml", "meta-lstm") for one in _mini("sigme", rival)),
             *(one for rival in ("relation-net", "prototypical") for one in _omniglot("sigme", rival)),
         ),
+        note="Of the paper's five rivals on Omniglot two were run. Nothing was tuned for rivals on miniImageNet but "
+        "Prototypical Net's scale, and some stay further below their printed figures than SoSN does below its own (the list "
+        "under rows of one budget): a lead over those is no evidence for the claim.",
     ),
     Claim(
         "larger-images", "Larger images give matrices of higher rank and better answers, with the similarity net unchanged.",

@@ -81,16 +81,19 @@ def same_recipe(entry: Entry, row: Row) -> bool:
 
     Options that came later count with their defaults, and one that is no more makes no difference where it was off.
     """
-    table = {
-        name: {key: value for key, value in section.items() if value or key in set().union(*known_keys(name, section))}
-        if isinstance(section, dict)
-        else section
-        for name, section in entry["recipe"].items()
-    }
     try:
+        table = {name: _still_known(name, section) for name, section in entry["recipe"].items()}
         return without_place(from_table(table, "the entry")) == without_place(row.resolve(entry["seed"]))
-    except UsageError:  # an option that is no more, and was on
+    except UsageError:  # a method that is no more, or an option that is no more and was on
         return False
+
+
+def _still_known(name: str, section: Any) -> Any:
+    """A section of a recipe without options that are no more and were off."""
+    if not isinstance(section, dict):
+        return section
+    known = set().union(*known_keys(name, section))
+    return {key: value for key, value in section.items() if value or key in known}
 
 
 @dataclass(frozen=True)
@@ -147,8 +150,6 @@ class Gap:
     mean: float
     ci95: float
     seeds: int
-    protocol: str
-    split: str
 
 
 def _comparable(one: Entry, other: Entry, figure: dict[str, Any], against: dict[str, Any]) -> bool:
@@ -169,7 +170,7 @@ def gap(first: Sequence[Entry], second: Sequence[Entry], measure: Measure, stati
         return None
     differences = [a["accuracy"] - b["accuracy"] for a, b in pairs]
     half = math.hypot(_over_episodes(pairs), interval(differences) or 0.0)
-    return Gap(sum(differences) / len(differences), half, len(differences), measure.protocol, measure.split)
+    return Gap(sum(differences) / len(differences), half, len(differences))
 
 
 def _over_episodes(pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> float:

@@ -1,9 +1,9 @@
-"""Rows of the paper's Omniglot table: four methods, two partitions, four protocols."""
+"""Rows of the paper's Omniglot table (four methods, two partitions, four protocols), best recipes, and image sizes."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from sosn.reproduce.row import Measure, Row, words
+from sosn.reproduce.row import FIRST_STAGE, Measure, Row, words
 
 TABLE = "omniglot"
 PROTOCOLS = {
@@ -88,7 +88,7 @@ def _rows() -> Iterator[Row]:
         yield replace(row, group="image size", differs=f"{DIFFERS['vinyals']}; {SMALL_DIFFERS}")
     for partition, name, group, own in BEST:
         first = _row(f"{name}-pretrain", FIRST, "20w1s", partition, (), ())
-        yield replace(first, group="first stage", recipe="omniglot-best-pretrain", words=own, differs="no rival of the paper's")
+        yield replace(first, group=FIRST_STAGE, recipe="omniglot-best-pretrain", words=own, differs="no rival of the paper's")
         for protocol in ("20w1s", "20w5s"):
             best = _row(f"{name}-{protocol}", "SoSN(⊗+R)+SigmE, two stages", protocol, partition, (), tuple(PROTOCOLS))
             yield replace(

@@ -132,10 +132,12 @@ MINI_IMAGENET = {
 }
 
 
+PUBLISHED = {"omniglot": OMNIGLOT, "mini-imagenet": MINI_IMAGENET}  # by table, label and protocol
+
+
 def published(table: str, label: str, protocol: str) -> Published | None:
     """The paper's figure for a row of a table under a protocol such as 5w1s, if it prints one."""
-    tables = {"omniglot": OMNIGLOT, "mini-imagenet": MINI_IMAGENET}
-    return tables.get(table, {}).get(label, {}).get(protocol)
+    return PUBLISHED.get(table, {}).get(label, {}).get(protocol)
 
 
 def ahead(table: str, first: str, second: str, protocol: str) -> float:

@@ -8,7 +8,7 @@ from torch import Tensor
 from sosn.data import Bank
 from sosn.errors import UsageError
 from sosn.method import Method, SoSN
-from sosn.second_order import autocorrelation, trace_normalise
+from sosn.second_order import autocorrelation
 from sosn.seeding import generator
 
 TOLERANCE = 1e-6  # an eigenvalue below this share of the largest counts as 0
@@ -35,8 +35,8 @@ def ranks(method: Method, bank: Bank, sizes: tuple[int, ...], images: int, seed:
 
     The model is one and the same: its encoder is convolutional, and its similarity net sees K×K matrices at any size.
     """
-    if not isinstance(method, SoSN):
-        raise UsageError(f"ranks are those of SoSN's matrices; the model is {method.name!r}")
+    if not isinstance(method, SoSN) or not method.relation.stacked:
+        raise UsageError(f"ranks are those of the matrices of SoSN with a stacked relation; the model is {method.name!r}")
     method.eval()
     rows = torch.randperm(len(bank), generator=generator("ranks", seed))[:images].to(bank.device)
     results, own = [], method.preprocessing.size
@@ -45,8 +45,8 @@ def ranks(method: Method, bank: Bank, sizes: tuple[int, ...], images: int, seed:
             method.preprocessing.size = size
             parts = [method.encode(part.to(method.device)) for part in bank.images[rows].split(64)]
             maps = torch.cat(parts).double()
-            matrices = trace_normalise(autocorrelation(maps, method.relation.shift))
-            normalised = method.relation.power_norm(matrices, maps.shape[-1])
+            matrices = autocorrelation(maps, method.relation.shift)
+            normalised = method.relation.describe_query(maps)[:, 0]
             numbers = rank(matrices).double()
             results.append(
                 {

@@ -7,6 +7,7 @@ from sosn.recipe import Recipe, load_recipe, override
 from sosn.reproduce.paper import Published, published
 
 HEADLINE_SEEDS = 3  # trainings that a headline figure is the mean of
+FIRST_STAGE = "first stage"  # the group of classifiers that others start from
 LONG = "the paper's budget"  # the group of rows that are trained as long as the paper's
 PLACE = ("device", "workers", "engine")  # keys that decide where and how a run is computed, not what
 
@@ -32,7 +33,7 @@ class Row:
     table: str
     group: str
     id: str
-    label: str  # as the paper prints it
+    label: str  # as the paper prints it, where it has such a row
     recipe: str  # a shipped one
     words: tuple[str, ...]  # key=value, over the recipe
     measures: tuple[Measure, ...]

@@ -20,7 +20,8 @@ from sosn.training.setup import open_split
 from sosn.training.trainer import Trainer
 
 PROBED = 2  # steps that are timed for the estimate
-COSTLY = "relation encoder encoder_width conv4_blocks permutations streams input_size".split()  # what a step's time depends on
+# Options of models that a step takes as long with, whatever they are
+NO_MATTER = frozenset("eta gamma rho softness shift alpha scale polarity permutation_seed coordinate_weight".split())
 
 
 def prepare_missing(name: str, size: int, source: Path | None, progress: Progress) -> bool:
@@ -71,9 +72,10 @@ def estimate(jobs: Sequence[tuple[Recipe, float]]) -> str:
 
 def _kind(recipe: Recipe) -> tuple[object, ...]:
     """What decides how long a step takes."""
-    options = recipe.model.options
-    costly = tuple(options.get(name) for name in COSTLY)
-    return (recipe.data.name, recipe.data.options.get("size"), recipe.model.method, recipe.episodes, *costly)
+    training, options = recipe.training, recipe.model.options
+    costly = tuple(sorted((name, str(value)) for name, value in options.items() if name not in NO_MATTER))
+    ways = (training.precision, training.engine, recipe.augmentation)
+    return (recipe.data.name, recipe.data.options.get("size"), recipe.model.method, recipe.episodes, *ways, costly)
 
 
 def _step_seconds(recipe: Recipe) -> float:

@@ -278,7 +278,7 @@ def _measure(job: Job, entry: Entry, progress: Progress) -> Iterator[Entry]:
         try:
             bank = open_split(job.recipe, measure.split, progress.say).to(device)
         except DataError as error:
-            if not isinstance(error, MissingSplitError) and not entry["missing"]:
+            if not isinstance(error, MissingSplitError) and measure.split not in entry["missing"]:
                 raise
             entry["missing"].setdefault(measure.split, str(error))
             yield entry

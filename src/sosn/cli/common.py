@@ -1,0 +1,13 @@
+"""What several commands share."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output and nothing else.")]
+
+
+def print_json(document: Any) -> None:
+    """The one line that --json asks for."""
+    typer.echo(json.dumps(document, ensure_ascii=False))
