@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -128,14 +129,35 @@ def test_of_photos_it_says_what_to_expect_and_what_would_be_stronger() -> None:
     said = expectation(FewShotClassifier().fit(photos, ["a", "b"]))
     card = shipped_models()["mini-imagenet"]
     sizes = {(one["way"], one["shot"]): one["accuracy"] for one in card["calibration"]["sizes"]}
-    assert f"right on {100 * sizes[2, 1]:.0f}% of queries in 2-way 1-shot tasks of mini-imagenet (val classes)" in said
+    assert f"right on {100 * sizes[2, 1]:.1f}% of queries in 2-way 1-shot tasks of mini-imagenet (val classes)" in said
     five = expectation(FewShotClassifier().fit(photos * 6, ["a", "b"] * 6))
-    assert f"right on {100 * sizes[2, 5]:.0f}% of queries in 2-way 5-shot" in five
+    assert f"right on {100 * sizes[2, 5]:.1f}% of queries in 2-way 5-shot" in five
+    assert "--model mini-imagenet-5shot is the better one" in five
+    assert "5shot" not in said
     like_its_card = expectation(FewShotClassifier().fit(photos * 3, list("abcdea")))
-    assert f"right on {100 * card['accuracy']:.0f}% of queries in 5-way 1-shot tasks of mini-imagenet (val" in like_its_card
+    assert f"right on {100 * card['accuracy']:.1f}% of queries in 5-way 1-shot tasks of mini-imagenet (val" in like_its_card
     for choice in ("More images", "sosn tune", "timm:NAME"):
         assert choice in said
     assert "not trained on photos" in expectation(FewShotClassifier("omniglot").fit(photos, ["a", "b"]))
+
+
+def test_a_single_class_is_no_question(cli: Cli, drawings: Path) -> None:
+    one = ["--support", str(drawings / "other"), str(drawings / "query" / "letter 0")]
+    code, _, err = cli("classify", *one)
+    assert code == 0, err
+    assert "one class of drawings with 4 images, which is the answer to anything: give a second class, or --reject" in err
+    assert "right on" not in err
+    _, out, _ = cli("classify", *one, "--reject", "0.5")
+    assert "nearest is letter 3" in out
+    assert "nearest is letter 3 100%" not in out
+
+
+def test_a_picture_beside_the_folders_of_classes_is_left_out_and_said(cli: Cli, drawings: Path, tmp_path: Path) -> None:
+    shutil.copytree(drawings / "support", tmp_path / "support")
+    shutil.copy(next((drawings / "query").glob("*/*.png")), tmp_path / "support" / "stray.png")
+    code, _, err = cli("classify", "--support", "support", str(drawings / "query"))
+    assert code == 0
+    assert "1 file in 'support' left out, such as 'stray.png'" in err
 
 
 def test_drawings_on_a_blackboard_are_turned_and_told_once_for_all_files(cli: Cli, drawings: Path, tmp_path: Path) -> None:

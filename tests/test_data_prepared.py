@@ -299,6 +299,27 @@ def test_photos_of_many_sizes_and_notes_beside_them_are_nothing_wrong(tmp_path: 
     assert images == 4
     assert sorted(finding.kind for finding in findings) == ["left out", "sizes differ"]
     assert not any(finding.wrong for finding in findings)
+    Image.new("RGB", (20, 20), (9, 0, 0)).save(tmp_path / "stray.png")
+    findings, images = check(f"folder:{tmp_path}")
+    assert images == 4
+    assert ("left out", "in no folder of a class") in {(finding.kind, finding.detail) for finding in findings}
+
+
+def test_a_csv_is_checked_like_a_folder(tmp_path: Path) -> None:
+    for number in range(4):
+        Image.new("RGB", (20, 20), (number // 2, 0, 0)).save(tmp_path / f"{number}.png")
+    lines = ["path,label", "0.png,ant", "1.png,ant", "2.png,bee", "3.png,cat", "no.png,bee"]
+    (tmp_path / "mine.csv").write_text("\n".join(lines), "utf-8")
+    findings, images = check(str(tmp_path / "mine.csv"))
+    assert images == 5
+    told = {finding.kind: [Path(name).name for name in finding.where] for finding in findings}
+    assert told["unreadable"] == ["no.png"]
+    assert told["tiny class"] == ["cat"]
+    assert {finding.where[0][-5:] for finding in findings if finding.kind == "identical"} == {"0.png", "2.png"}
+    with pytest.raises(DataError, match="there is no file"):
+        check("nowhere.csv")
+    with pytest.raises(UsageError, match="no folder and no CSV 'nowhere'"):
+        check("nowhere")
 
 
 def test_what_an_earlier_attempt_has_unpacked_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

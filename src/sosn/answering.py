@@ -110,6 +110,11 @@ def expectation(classifier: FewShotClassifier) -> str:
     counts = classifier.shots_
     shots = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
     images = "image" if shots == "1" else "images"
+    if len(counts) == 1:
+        return (
+            f"model {classifier.model_!r}; one class of {classifier.kind_} with {shots} {images}, which is the answer to "
+            "anything: give a second class, or --reject for 'none of these'."
+        )
     words = [f"model {classifier.model_!r}; {len(counts)} classes of {classifier.kind_} with {shots} {images} each."]
     card = shipped_models().get(classifier.model_)
     if card and classifier.model_ not in FITTING[classifier.kind_]:
@@ -120,7 +125,7 @@ def expectation(classifier: FewShotClassifier) -> str:
         if calibration and measured and (measured.way, measured.shot) != (card["way"], card["shot"]):
             told = asdict(measured) | {"data": calibration.data, "split": calibration.split}
         words.append(
-            f"It is right on {100 * told['accuracy']:.0f}% of queries in {told['way']}-way {told['shot']}-shot tasks of "
+            f"It is right on {100 * told['accuracy']:.1f}% of queries in {told['way']}-way {told['shot']}-shot tasks of "
             f"{told['data']} ({told['split']} classes); expect less on images of other kinds."
         )
     elif classifier.kind_ == "photos":
@@ -129,6 +134,8 @@ def expectation(classifier: FewShotClassifier) -> str:
         words.append("Its probabilities are not calibrated: their order counts, not their size.")
     if min(counts) < 5:
         words.append("More images of each class help most.")
+    if min(counts) >= 5 and f"{classifier.model_}-5shot" in FITTING["photos"]:
+        words.append(f"With so many images of each class --model {classifier.model_}-5shot is the better one.")
     if classifier.kind_ == "photos":
         words.append("Stronger on photos: `sosn tune` where there are some tens of each class, or --encoder timm:NAME.")
     return " ".join(words)

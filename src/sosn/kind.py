@@ -3,13 +3,17 @@
 from collections.abc import Collection
 from typing import Literal
 
+import torch.nn.functional as F
 from torch import Tensor
 
 Kind = Literal["drawings", "photos"]
 THUMBNAIL = 64  # side of the images that are looked at
 COLOUR = 0.1  # mean difference of the strongest and the weakest channel above which an image is coloured
 EXTREME = 0.2  # how near to white or black paper and ink are
-PAPER = 0.6  # share of such pixels above which a colourless image is a drawing
+PAPER = 0.6  # share of pixels of one of the two above which a colourless image is a drawing
+TINGED = 0.2  # difference of a pixel's channels above which it is coloured
+BROAD = 7  # pixels, wider than a stroke: the side of squares that are coloured throughout
+SOLID = 0.005  # share of such squares above which an image shows a coloured thing
 FITTING: dict[Kind, tuple[str, ...]] = {  # best first
     "drawings": ("omniglot", "omniglot-5shot", "glyphs"), "photos": ("mini-imagenet", "mini-imagenet-5shot")
 }  # fmt: skip
@@ -18,14 +22,17 @@ FITTING: dict[Kind, tuple[str, ...]] = {  # best first
 def kind_of(images: Tensor) -> Kind:
     """Whether most of these uint8 images (B, 3, h, w) are line drawings.
 
-    A drawing has next to no colour, and most of it is nearly white or nearly black: paper and ink. A grey photo has tones in
-    between; a photo of a thing on a white ground has colour. A grey photo on a white ground is taken for a drawing.
+    A drawing has next to no colour, but for strokes, and most of it is nearly white, or else nearly black: paper. A grey photo
+    has tones in between; a photo of a thing on a white ground has colour, in patches broader than strokes. A grey photo on a
+    white or black ground is taken for a drawing.
     """
     values = images.float() / 255
-    colour = (values.amax(1) - values.amin(1)).mean((1, 2))  # (B,)
+    colour = values.amax(1) - values.amin(1)  # (B, h, w)
+    coloured = (colour > TINGED).float().unsqueeze(1)
+    solid = -F.max_pool2d(-coloured, min(BROAD, *coloured.shape[-2:]), stride=1)
     grey = values.mean(1)
-    extreme = ((grey < EXTREME) | (grey > 1 - EXTREME)).float().mean((1, 2))
-    drawn = (colour < COLOUR) & (extreme > PAPER)
+    paper = [share.float().mean((1, 2)) > PAPER for share in (grey < EXTREME, grey > 1 - EXTREME)]
+    drawn = (colour.mean((1, 2)) < COLOUR) & (solid.mean((1, 2, 3)) < SOLID) & (paper[0] | paper[1])
     return "drawings" if drawn.float().mean() > 0.5 else "photos"
 
 

@@ -56,7 +56,7 @@ def prepare(
 
 @app.command()
 def check(
-    name: Annotated[str, typer.Argument(metavar="NAME|PATH", help="A prepared dataset, or a folder of images.")],
+    name: Annotated[str, typer.Argument(metavar="NAME|PATH", help="A prepared dataset, a folder of images, or a CSV.")],
     as_json: AsJson = False,
 ) -> None:
     """Unreadable files, identical images within and across splits, tiny classes, wrong sizes. Exit 1 if something is wrong."""

@@ -196,6 +196,7 @@ def _show_rows(result: "Reproduction", quick: bool) -> None:
                 cells = (measure.protocol, measure.split, str(paper or ""), _percent(running), _percent(batch))
                 table.add_row(row.id, *cells, str(len(running.seeds)))
     wide_console().print(table)
+    typer.echo("ours ±: the 95% interval between seeds, or, of a single seed, over episodes")
     _show_reasons(result.entries, result.skipped)
 
 

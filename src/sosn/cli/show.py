@@ -193,7 +193,8 @@ def show_answers(told: "list[Classified]") -> None:
         likely = sorted(one.answer.probabilities.items(), key=lambda pair: -pair[1])
         shares = [f"{escape(str(label))} {100 * share:.0f}%" for label, share in likely[:2]]
         if one.answer.answer is None:
-            table.add_row(name, "none of these", "", f"nearest is {shares[0]}")
+            nearest = shares[0] if len(shares) > 1 else escape(str(likely[0][0]))  # a single class has all of the share
+            table.add_row(name, "none of these", "", f"nearest is {nearest}")
         else:
             table.add_row(name, escape(str(one.answer.answer)), f"{100 * likely[0][1]:.0f}%", *shares[1:])
     wide_console().print(table)

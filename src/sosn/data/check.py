@@ -11,7 +11,7 @@ from typing import Literal
 from PIL import Image
 
 from sosn.data.catalog import CATALOG
-from sosn.data.folder import SPLITS, read_image
+from sosn.data.folder import SPLITS, from_list, read_image
 from sosn.data.prepared import Entry, place, prepared_sizes, read_index
 from sosn.errors import DataError, UsageError
 
@@ -34,12 +34,14 @@ class Finding:
 
 
 def check(name_or_path: str, progress: Callable[[int, int], None] | None = None) -> tuple[list[Finding], int]:
-    """Findings, and how many images were looked at; of a prepared dataset by name, or of the images below a folder."""
+    """Findings, and how many images were looked at; of a prepared dataset by name, of a folder, or of what a CSV names."""
     if name_or_path in CATALOG:
         return _check_prepared(name_or_path)
-    root = Path(name_or_path)
+    root = Path(name_or_path.removeprefix("folder:"))
+    if root.suffix.lower() == ".csv":
+        return _check_files(root, [Entry(one.split, one.label, str(one.file)) for one in from_list(root)], progress)
     if not root.is_dir():
-        raise UsageError(f"there is no prepared dataset and no folder {name_or_path!r}: see `sosn data list`")
+        raise UsageError(f"there is no prepared dataset, no folder and no CSV {str(root)!r}: see `sosn data list`")
     return _check_folder(root, progress)
 
 
@@ -48,9 +50,21 @@ def _check_folder(root: Path, progress: Callable[[int, int], None] | None) -> tu
     images = [file for file in files if file.suffix.lower() in Image.registered_extensions()]
     if not images:
         raise DataError(f"folder {str(root)!r} holds no images")
-    entries = [_entry(root, file) for file in images]
     others = [str(file.relative_to(root)) for file in files if file not in set(images)]
-    findings = [Finding("left out", (name,), "not an image by its name") for name in others]
+    left_out = [Finding("left out", (name,), "not an image by its name") for name in others]
+    entries = [_entry(root, file) for file in images]
+    if any(entry.label for entry in entries):
+        strays = [entry for entry in entries if not entry.label]
+        left_out += [Finding("left out", (entry.file,), "in no folder of a class") for entry in strays]
+        entries = [entry for entry in entries if entry.label]
+    findings, count = _check_files(root, entries, progress)
+    return left_out + findings, count
+
+
+def _check_files(
+    root: Path, entries: Sequence[Entry], progress: Callable[[int, int], None] | None
+) -> tuple[list[Finding], int]:  # fmt: skip
+    findings: list[Finding] = []
     digests: list[str] = []
     sizes: dict[tuple[int, int], int] = {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:

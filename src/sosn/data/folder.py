@@ -43,7 +43,7 @@ def folder(
     if split not in SPLITS:
         raise UsageError(f"split is {split!r}; choose train, val or test")
     root = Path(path)
-    pictures = _from_list(root) if root.suffix.lower() == ".csv" else _from_folders(root)
+    pictures = from_list(root) if root.suffix.lower() == ".csv" else _from_folders(root)
     homes = _splits(pictures, path)
     named = [name for name in SPLITS if name in homes.values()]
     if not named:
@@ -57,34 +57,34 @@ def folder(
 
 
 @dataclass(frozen=True)
-class _Picture:
+class Picture:
     file: Path
     label: str
     split: str = ""
     group: str = ""
 
 
-def _from_folders(root: Path) -> list[_Picture]:
+def _from_folders(root: Path) -> list[Picture]:
     named = [name for name in SPLITS if (root / name).is_dir()]
-    pictures: list[_Picture] = []
+    pictures: list[Picture] = []
     others: list[Path] = []
     for split in named or [""]:
         classes, left_out = class_files(root / split)
-        pictures += [_Picture(file, label, split) for label, files in classes.items() for file in files]
+        pictures += [Picture(file, label, split) for label, files in classes.items() for file in files]
         others += left_out
     warn_left_out(root, others)
     return pictures
 
 
 def class_files(root: Path) -> tuple[dict[str, list[Path]], list[Path]]:
-    """The images of each class in a folder of folders, and the files there whose names are not those of images.
+    """The images of each class in a folder of folders, and the files there that are no images by name or of no class.
 
     Refuses a folder that has no folders in it, and a class without images.
     """
     if not root.is_dir():
         raise DataError(f"there is no folder {str(root)!r}: give one that holds a folder of images for each class")
     found: dict[str, list[Path]] = {}
-    others: list[Path] = []
+    others = _visible(root, Path.is_file)
     for entry in _visible(root, Path.is_dir):
         images, left_out = image_files(entry)
         if not images:
@@ -110,8 +110,8 @@ def warn_left_out(root: Path, others: list[Path]) -> None:
     """Say how many files of a folder are not looked at, if any."""
     if others:
         warnings.warn(
-            f"{len(others)} files in {str(root)!r} are left out, such as {str(others[0].relative_to(root))!r}: their names are "
-            "not those of images",
+            f"{len(others)} file{'s' * (len(others) > 1)} in {str(root)!r} left out, such as "
+            f"{str(others[0].relative_to(root))!r}: not an image by its name, or in no folder of a class",
             SosnWarning,
             stacklevel=4,
         )
@@ -121,7 +121,8 @@ def _visible(root: Path, kind: Callable[[Path], bool]) -> list[Path]:
     return sorted(entry for entry in root.iterdir() if kind(entry) and not entry.name.startswith("."))
 
 
-def _from_list(path: Path) -> list[_Picture]:
+def from_list(path: Path) -> list[Picture]:
+    """The images that a CSV names, with their labels and, if it has them, groups and splits."""
     if not path.is_file():
         raise DataError(f"there is no file {str(path)!r}: give a CSV with the columns path, label[, group][, split]")
     with path.open(newline="", encoding="utf-8-sig") as file:
@@ -136,11 +137,11 @@ def _from_list(path: Path) -> list[_Picture]:
                 )
             if (row.get("split") or "train") not in SPLITS:
                 raise DataError(f"line {number} of {str(path)!r} has split {row['split']!r}; splits are train, val and test")
-            pictures.append(_Picture(path.parent / row["path"], row["label"], row.get("split") or "", row.get("group") or ""))
+            pictures.append(Picture(path.parent / row["path"], row["label"], row.get("split") or "", row.get("group") or ""))
     return pictures
 
 
-def _splits(pictures: list[_Picture], path: str) -> dict[str, str]:
+def _splits(pictures: list[Picture], path: str) -> dict[str, str]:
     """The split of each class. A class in two of them would be known before it is judged."""
     homes: dict[str, str] = {}
     for picture in pictures:
@@ -158,7 +159,7 @@ def _split_classes(classes: list[str], seed: int, val_share: float, test_share: 
     return dict(zip(order, parts, strict=False))
 
 
-def _bank(pictures: list[_Picture], size: int, channels: int, max_pixels: int) -> Bank:
+def _bank(pictures: list[Picture], size: int, channels: int, max_pixels: int) -> Bank:
     ordered = sorted(pictures, key=lambda picture: picture.label)
     with ThreadPoolExecutor() as pool:
         limit = (max_pixels, "shrink it, or raise max_pixels")
