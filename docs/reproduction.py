@@ -138,7 +138,9 @@ def _group(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
     remarks = {f"`{row.id}`": row.remark for row in rows if row.remark and runs[row.id]}
     told = (f"{', '.join(name for name in remarks if remarks[name] == one)}: {one}" for one in dict.fromkeys(remarks.values()))
     if notes:
-        parts.append("What differs from the paper: " + "; ".join((*notes, *told)) + ".\n")
+        parts.append("What differs from the paper: " + "; ".join(notes) + ".\n")
+    if remarks:
+        parts.append("\n".join(f"- {one}." for one in told) + "\n")
     if rows[0].group == mini_imagenet.ONE_BUDGET:
         parts.append(_below(rows, entries))
     waiting = [f"`{row.id}`" for row in rows if not runs[row.id]]
