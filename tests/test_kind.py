@@ -84,6 +84,14 @@ def test_a_model_of_the_kind_is_chosen_without_a_word(kind: str, shipped: list[s
     assert choose_model(kind, shipped) == (name, None)  # type: ignore[arg-type]
 
 
+def test_with_five_photos_of_each_class_the_model_is_one_that_was_trained_with_as_many() -> None:
+    shipped = ["mini-imagenet", "mini-imagenet-5shot", "omniglot", "omniglot-5shot"]
+    assert [choose_model("photos", shipped, shots)[0] for shots in (1, 4)] == ["mini-imagenet"] * 2
+    assert [choose_model("photos", shipped, shots)[0] for shots in (5, 50)] == ["mini-imagenet-5shot"] * 2
+    assert choose_model("photos", shipped[:1], 5)[0] == "mini-imagenet"
+    assert choose_model("drawings", shipped, 5)[0] == "omniglot"
+
+
 def test_where_no_model_knows_the_kind_it_is_said() -> None:
     name, note = choose_model("photos", ["glyphs"])
     assert name == "glyphs"

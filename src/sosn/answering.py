@@ -134,8 +134,6 @@ def expectation(classifier: FewShotClassifier) -> str:
         words.append("Its probabilities are not calibrated: their order counts, not their size.")
     if min(counts) < 5:
         words.append("More images of each class help most.")
-    if min(counts) >= 5 and f"{classifier.model_}-5shot" in FITTING["photos"]:
-        words.append(f"With so many images of each class --model {classifier.model_}-5shot is the better one.")
     if classifier.kind_ == "photos":
         words.append("Stronger on photos: `sosn tune` where there are some tens of each class, or --encoder timm:NAME.")
     return " ".join(words)

@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +99,7 @@ class FewShotClassifier:
         """Remember pictures and their labels, or a folder of folders, whose names are the labels."""
         pictures, own = _labelled(images, labels)
         kind = kind_of_pictures(pictures)
-        name, method, calibration = self._open_model(kind)
+        name, method, calibration = self._open_model(kind, min(Counter(own).values()))
         ground = ground_for(method.preprocessing, self.polarity)
         shown, count = _read(method, ground, pictures)
         support = Support(method)
@@ -267,7 +268,7 @@ class FewShotClassifier:
         target = TargetTags(required=False)
         return Tags(estimator_type="classifier", target_tags=target, classifier_tags=ClassifierTags(), input_tags=images)
 
-    def _open_model(self, kind: Kind) -> tuple[str, Method, Calibration | None]:
+    def _open_model(self, kind: Kind, shots: int) -> tuple[str, Method, Calibration | None]:
         """The model's name, the model on its device, and its calibration. Refuses one that was never trained."""
         device = resolve_device(self.device)
         if self.encoder is not None:
@@ -279,7 +280,7 @@ class FewShotClassifier:
         if isinstance(self.model, Method):
             self.model.check_trained()
             return self.model.name, self.model.to(device), None
-        name = fitting_model(kind) if self.model == "auto" else str(self.model)
+        name = fitting_model(kind, shots) if self.model == "auto" else str(self.model)
         method = load(name)
         method.check_trained()
         return name, method.to(device), calibration_of(name)

@@ -17,6 +17,8 @@ SOLID = 0.005  # share of such squares above which an image shows a coloured thi
 FITTING: dict[Kind, tuple[str, ...]] = {  # best first
     "drawings": ("omniglot", "omniglot-5shot", "glyphs"), "photos": ("mini-imagenet", "mini-imagenet-5shot")
 }  # fmt: skip
+MANY = 5  # images of each class from which on a model that was trained with as many may be the better one
+FITTING_MANY = FITTING | {"photos": ("mini-imagenet-5shot", "mini-imagenet")}
 
 
 def kind_of(images: Tensor) -> Kind:
@@ -36,9 +38,12 @@ def kind_of(images: Tensor) -> Kind:
     return "drawings" if drawn.float().mean() > 0.5 else "photos"
 
 
-def choose_model(kind: Kind, shipped: Collection[str]) -> tuple[str, str | None]:
-    """The model of the package for images of a kind, and, where none was trained on that kind, a sentence that says so."""
-    for name in FITTING[kind]:
+def choose_model(kind: Kind, shipped: Collection[str], shots: int = 1) -> tuple[str, str | None]:
+    """The model of the package for images of a kind, and, where none was trained on that kind, a sentence that says so.
+
+    shots: images that every class has, or more.
+    """
+    for name in FITTING_MANY[kind] if shots >= MANY else FITTING[kind]:
         if name in shipped:
             return name, None
     name = next((one for fitting in FITTING.values() for one in fitting if one in shipped), min(shipped))

@@ -43,9 +43,9 @@ def model_path(name_or_path: str) -> Path:
     )
 
 
-def fitting_model(kind: Kind) -> str:
-    """The shipped model for images of a kind; says so where none was trained on such images."""
-    name, note = choose_model(kind, shipped_models())
+def fitting_model(kind: Kind, shots: int = 1) -> str:
+    """The shipped model for images of a kind, so many of each class; says so where none was trained on such images."""
+    name, note = choose_model(kind, shipped_models(), shots)
     if note:
         warnings.warn(note, SosnWarning, stacklevel=4)
     return name
