@@ -33,6 +33,9 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, required=True)
     wanted = parser.parse_args()
+    for word in ",".join(wanted.settings).split(","):
+        if word.partition("=")[0] not in COPIES:
+            parser.error(f"{word!r} is no setting of copies: give {' or '.join(COPIES)}")
     device = resolve_device(wanted.device)
     method, recipe = load_with_recipe(wanted.model)
     assert isinstance(method, SoSN)
@@ -42,8 +45,6 @@ def main() -> None:
         base = None
         for setting in ("", *wanted.settings):
             words = [word for word in setting.split(",") if word]
-            if strange := [word for word in words if word.partition("=")[0] not in COPIES]:
-                parser.error(f"{strange[0]!r} is no setting of copies: give {' or '.join(COPIES)}")
             options = override(recipe, ["scales=0", *words]).model.options
             changed = SoSN(**method.config | {name: options[name] for name in COPIES})
             changed.load_state_dict(method.state_dict())

@@ -363,8 +363,8 @@ def _stages() -> str:
     entries = read_ledger(ROOT / "results/ledger")
     rows = ["| second stage | first stage | protocol | running, points | batch, points | seeds |", "|---|---|---|---|---|---|"]
     for row in (row for table in TABLES.values() for row in table if row.start):
-        own = [entry for entry in of_row(entries, row.table, row.id) if same_recipe(entry, row)]
-        first = of_row(entries, row.table, row.start)
+        pair = (row, next(one for one in TABLES[row.table] if one.id == row.start))
+        own, first = ([e for e in of_row(entries, one.table, one.id) if same_recipe(e, one)] for one in pair)
         for measure in row.measures:
             running, batch = (gap(own, first, measure, statistics) for statistics in ("running", "batch"))
             if running and batch:

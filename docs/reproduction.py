@@ -142,7 +142,7 @@ def _group(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
     if remarks:
         parts.append("\n".join(f"- {one}." for one in told) + "\n")
     if rows[0].group == mini_imagenet.ONE_BUDGET:
-        parts.append(_below(rows, entries))
+        parts.append(_below(rows, _as_planned(entries)))
     waiting = [f"`{row.id}`" for row in rows if not runs[row.id]]
     if waiting:
         summary = f"<details><summary>{len(waiting)} of {len(rows)} rows not run</summary>"

@@ -302,7 +302,7 @@ def test_photos_of_many_sizes_and_notes_beside_them_are_nothing_wrong(tmp_path: 
     Image.new("RGB", (20, 20), (9, 0, 0)).save(tmp_path / "stray.png")
     findings, images = check(f"folder:{tmp_path}")
     assert images == 4
-    assert ("left out", "in no folder of a class") in {(finding.kind, finding.detail) for finding in findings}
+    assert ("left out", ("stray.png",), "in no folder of a class") in {(one.kind, one.where, one.detail) for one in findings}
 
 
 def test_a_csv_is_checked_like_a_folder(tmp_path: Path) -> None:
@@ -316,6 +316,9 @@ def test_a_csv_is_checked_like_a_folder(tmp_path: Path) -> None:
     assert told["unreadable"] == ["no.png"]
     assert told["tiny class"] == ["cat"]
     assert {finding.where[0][-5:] for finding in findings if finding.kind == "identical"} == {"0.png", "2.png"}
+    (tmp_path / "mine.csv").write_text("path,label\n", "utf-8")
+    with pytest.raises(DataError, match="names no images"):
+        check(str(tmp_path / "mine.csv"))
     with pytest.raises(DataError, match="there is no file"):
         check("nowhere.csv")
     with pytest.raises(UsageError, match="no folder and no CSV 'nowhere'"):

@@ -443,7 +443,6 @@ def test_the_ledger_takes_rows_as_they_are_planned_alone(tmp_path: Path, monkeyp
 
 
 def test_a_bank_that_is_damaged_is_no_missing_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = open_split
     wanted = Options(["none-5w1s"], overrides=[*CPU, "input_size=28"], quick=True, data=photos(tmp_path / "photos"))
     first = reproduce_rows("mini-imagenet", tmp_path / "runs", wanted).entries[0]
     assert set(first["missing"]) == {"test"}
@@ -454,7 +453,7 @@ def test_a_bank_that_is_damaged_is_no_missing_split(tmp_path: Path, monkeypatch:
     def damaged(recipe: Recipe, split: str, say: Callable[[str], None]) -> Bank:
         if split == "val":
             raise DataError("the bank is damaged")
-        return opened(recipe, split, say)
+        return open_split(recipe, split, say)
 
     monkeypatch.setattr(planned, "open_split", damaged)
     with pytest.raises(DataError, match="the bank is damaged"):

@@ -39,7 +39,10 @@ def check(name_or_path: str, progress: Callable[[int, int], None] | None = None)
         return _check_prepared(name_or_path)
     root = Path(name_or_path.removeprefix("folder:"))
     if root.suffix.lower() == ".csv":
-        return _check_files(root, [Entry(one.split, one.label, str(one.file)) for one in from_list(root)], progress)
+        entries = [Entry(one.split, one.label, str(one.file)) for one in from_list(root)]
+        if not entries:
+            raise DataError(f"{str(root)!r} names no images")
+        return _check_files(root, entries, progress)
     if not root.is_dir():
         raise UsageError(f"there is no prepared dataset, no folder and no CSV {str(root)!r}: see `sosn data list`")
     return _check_folder(root, progress)
@@ -54,8 +57,8 @@ def _check_folder(root: Path, progress: Callable[[int, int], None] | None) -> tu
     left_out = [Finding("left out", (name,), "not an image by its name") for name in others]
     entries = [_entry(root, file) for file in images]
     if any(entry.label for entry in entries):
-        strays = [entry for entry in entries if not entry.label]
-        left_out += [Finding("left out", (entry.file,), "in no folder of a class") for entry in strays]
+        strays = [str(Path(entry.file).relative_to(root)) for entry in entries if not entry.label]
+        left_out += [Finding("left out", (name,), "in no folder of a class") for name in strays]
         entries = [entry for entry in entries if entry.label]
     findings, count = _check_files(root, entries, progress)
     return left_out + findings, count
@@ -63,7 +66,8 @@ def _check_folder(root: Path, progress: Callable[[int, int], None] | None) -> tu
 
 def _check_files(
     root: Path, entries: Sequence[Entry], progress: Callable[[int, int], None] | None
-) -> tuple[list[Finding], int]:  # fmt: skip
+) -> tuple[list[Finding], int]:
+    """Findings in files that were named by a folder or a CSV, root, and how many there are."""
     findings: list[Finding] = []
     digests: list[str] = []
     sizes: dict[tuple[int, int], int] = {}

@@ -57,20 +57,22 @@ def folder(
 
 
 @dataclass(frozen=True)
-class Picture:
+class LabelledFile:
+    """An image file, and what is said of it."""
+
     file: Path
     label: str
     split: str = ""
     group: str = ""
 
 
-def _from_folders(root: Path) -> list[Picture]:
+def _from_folders(root: Path) -> list[LabelledFile]:
     named = [name for name in SPLITS if (root / name).is_dir()]
-    pictures: list[Picture] = []
+    pictures: list[LabelledFile] = []
     others: list[Path] = []
     for split in named or [""]:
         classes, left_out = class_files(root / split)
-        pictures += [Picture(file, label, split) for label, files in classes.items() for file in files]
+        pictures += [LabelledFile(file, label, split) for label, files in classes.items() for file in files]
         others += left_out
     warn_left_out(root, others)
     return pictures
@@ -121,7 +123,7 @@ def _visible(root: Path, kind: Callable[[Path], bool]) -> list[Path]:
     return sorted(entry for entry in root.iterdir() if kind(entry) and not entry.name.startswith("."))
 
 
-def from_list(path: Path) -> list[Picture]:
+def from_list(path: Path) -> list[LabelledFile]:
     """The images that a CSV names, with their labels and, if it has them, groups and splits."""
     if not path.is_file():
         raise DataError(f"there is no file {str(path)!r}: give a CSV with the columns path, label[, group][, split]")
@@ -137,11 +139,12 @@ def from_list(path: Path) -> list[Picture]:
                 )
             if (row.get("split") or "train") not in SPLITS:
                 raise DataError(f"line {number} of {str(path)!r} has split {row['split']!r}; splits are train, val and test")
-            pictures.append(Picture(path.parent / row["path"], row["label"], row.get("split") or "", row.get("group") or ""))
+            said = (row["label"], row.get("split") or "", row.get("group") or "")
+            pictures.append(LabelledFile(path.parent / row["path"], *said))
     return pictures
 
 
-def _splits(pictures: list[Picture], path: str) -> dict[str, str]:
+def _splits(pictures: list[LabelledFile], path: str) -> dict[str, str]:
     """The split of each class. A class in two of them would be known before it is judged."""
     homes: dict[str, str] = {}
     for picture in pictures:
@@ -159,7 +162,7 @@ def _split_classes(classes: list[str], seed: int, val_share: float, test_share: 
     return dict(zip(order, parts, strict=False))
 
 
-def _bank(pictures: list[Picture], size: int, channels: int, max_pixels: int) -> Bank:
+def _bank(pictures: list[LabelledFile], size: int, channels: int, max_pixels: int) -> Bank:
     ordered = sorted(pictures, key=lambda picture: picture.label)
     with ThreadPoolExecutor() as pool:
         limit = (max_pixels, "shrink it, or raise max_pixels")

@@ -111,19 +111,17 @@ def vectors(maps: Tensor, episodes: int) -> Tensor:
     return own
 
 
-def classify_with(
-    weights: Weights, blocks: nn.Sequential, maps: Tensor, moments: Moments | None = None
-) -> tuple[Tensor, Moments]:
+def classify_with(weights: Weights, blocks: nn.Sequential, maps: Tensor, moments: Moments | None = None) -> Tensor:
     """Logits (E, B, L) of images as maps (B, E·C, H, W) by weights of blocks and of a linear head; moments as run_with's."""
     head, bias = weights["head.weight"], weights["head.bias"]  # (E, L, D), (E, L)
-    maps, used = run_with(weights, "blocks.", blocks, maps, moments)
-    return full(torch.baddbmm(bias.unsqueeze(1), vectors(maps, len(head)), head.transpose(1, 2))), used
+    maps, _ = run_with(weights, "blocks.", blocks, maps, moments)
+    return full(torch.baddbmm(bias.unsqueeze(1), vectors(maps, len(head)), head.transpose(1, 2)))
 
 
 def answer_with(weights: Weights, blocks: nn.Sequential, support: Tensor, query: Tensor, separately: bool) -> Tensor:
     """Logits (E, Q, L) of queries; batch norm takes the moments of the support images, or if separately the queries' own."""
-    moments = None if separately else classify_with(weights, blocks, support)[1]
-    return classify_with(weights, blocks, query, moments)[0]
+    moments = None if separately else run_with(weights, "blocks.", blocks, support)[1]
+    return classify_with(weights, blocks, query, moments)
 
 
 def running_moments(layers: nn.Sequential, episodes: int) -> Moments | None:

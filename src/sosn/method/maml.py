@@ -93,7 +93,7 @@ class MAML(SoftmaxMethod):
             support, query = (side_by_side(one, len(episode)) for one in images)
 
             def loss(weights: Weights) -> Tensor:
-                return task_losses(classify_with(weights, blocks, support)[0], truth)
+                return task_losses(classify_with(weights, blocks, support), truth)
 
             fast: Weights = weights
             for _ in range(steps):

@@ -100,7 +100,7 @@ class MetaLSTM(SoftmaxMethod):
             state: Gates | None = None
             for _ in range(self.steps):
                 here = theta.detach().requires_grad_()
-                losses = task_losses(classify_with(weights_of(here), blocks, support)[0], truth)
+                losses = task_losses(classify_with(weights_of(here), blocks, support), truth)
                 (gradient,) = torch.autograd.grad(losses.sum(), here)
                 theta, state = self.update(theta, gradient, losses.detach(), state)
             return answer_with(weights_of(theta), blocks, support, query, separately)

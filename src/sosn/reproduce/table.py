@@ -191,7 +191,7 @@ def run_jobs(jobs: Sequence[Job], wanted: Options, progress: Progress) -> tuple[
     waiting = [job for job in ready if not Run(job.folder).result.exists()]
     if waiting:
         if wanted.estimate:
-            progress.say(f"timing a few steps of each kind of training, of {len(waiting)}")
+            progress.say("timing a few steps of each kind of training")
         took = f": {estimate([(job.recipe, _pairs(job)) for job in waiting])}" if wanted.estimate else ""
         progress.say(f"{len(waiting)} of {len(ready)} trainings to run{took}")
     failed = _side_by_side([job for job in ready if not _whole(job)], wanted, progress) if wanted.jobs > 1 else {}
