@@ -1,9 +1,10 @@
-"""What do smaller and larger copies of an image bring, whose features count beside its own?
+"""What do smaller, larger and turned copies of an image bring, whose features count beside its own?
 
     python benchmarks/copies.py mini-imagenet --settings scales=1 scales=2 --sizes 5,1,15,150 --out results/copies.json
 
-A trained model is judged with each setting (of scales and mirror, both with a comma: scales=2,mirror=false) on the same
-episodes of its validation classes, of a seed that reports nothing; differences are to the model without scales, in pairs.
+A trained model is judged with each setting (of scales, turns and mirror, several with commas: scales=2,turns=1) on the same
+episodes of its validation classes, of a seed that reports nothing; differences are to the model without scales and turns, in
+pairs.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from sosn.recipe import override
 from sosn.training.setup import open_split
 
 SEED = 7
-COPIES = ("mirror", "scales")  # options that no weight depends on
+COPIES = ("mirror", "scales", "turns")  # options that no weight depends on
 
 
 def main() -> None:
@@ -45,14 +46,14 @@ def main() -> None:
         base = None
         for setting in ("", *wanted.settings):
             words = [word for word in setting.split(",") if word]
-            options = override(recipe, ["scales=0", *words]).model.options
+            options = override(recipe, ["scales=0", "turns=0", *words]).model.options
             changed = SoSN(**method.config | {name: options[name] for name in COPIES})
             changed.load_state_dict(method.state_dict())
             found = evaluate(changed.to(device), bank, way, shot, query, episodes, SEED)
             base = base or found
             gain = compare(found, base)
             rows.append({"setting": setting, **found.to_json(), "difference": gain.difference, "ci95_difference": gain.ci95})
-            print(f"{way}w{shot}s, {setting or 'no scales'}: {found} ({100 * gain.difference:+.2f})", flush=True)
+            print(f"{way}w{shot}s, {setting or 'neither'}: {found} ({100 * gain.difference:+.2f})", flush=True)
             document = {"model": wanted.model, "split": "val", "machine": machine(device), "torch": torch.__version__}
             wanted.out.parent.mkdir(parents=True, exist_ok=True)
             wanted.out.write_text(json.dumps(document | {"sosn": sosn.__version__, "rows": rows}, indent=1) + "\n", "utf-8")

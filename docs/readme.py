@@ -322,7 +322,7 @@ def fill_beyond(text: str) -> str:
         for one in told["rows"]:
             gain = _percent(one["difference"], one["ci95_difference"], 2) if one["setting"] else ""
             cells = [told["model"], f"{one['episodes']} of {one['way']}-way {one['shot']}-shot"]
-            cells.append(f"`{one['setting']}`" if one["setting"] else "no `scales`")
+            cells.append(f"`{one['setting']}`" if one["setting"] else "neither")
             rows.append(f"| {' | '.join([*cells, _accuracy(one, 2), gain])} |")
     return _put(text, "copies", "\n" + "\n".join(rows) + "\n")
 

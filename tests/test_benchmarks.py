@@ -69,17 +69,17 @@ def test_variants_are_trained_in_turn_and_can_start_from_one_another(tmp_path: P
 
 def test_settings_of_copies_are_held_against_none_on_the_same_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "copies.json"
-    words = ["glyphs", "--settings", "scales=1,mirror=true", "--sizes", "5,1,1,4", "--out", str(out)]
+    words = ["glyphs", "--settings", "scales=1,turns=1,mirror=true", "--sizes", "5,1,1,4", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", ["copies.py", *words])
     runpy.run_path(str(BENCHMARKS / "copies.py"), run_name="__main__")
     rows = json.loads(out.read_text("utf-8"))["rows"]
     monkeypatch.setattr(sys, "argv", ["copies.py", *words, "--settings", "eta=1"])
     with pytest.raises(SystemExit):
         runpy.run_path(str(BENCHMARKS / "copies.py"), run_name="__main__")
-    assert [row["setting"] for row in rows] == ["", "scales=1,mirror=true"]
+    assert [row["setting"] for row in rows] == ["", "scales=1,turns=1,mirror=true"]
     assert len({row["fingerprint"] for row in rows}) == 1
     bank = open_split(load_recipe("glyphs-5w1s"), "val")
-    settings: list[dict[str, Any]] = [{}, {"scales": 1, "mirror": True}]
+    settings: list[dict[str, Any]] = [{}, {"scales": 1, "turns": 1, "mirror": True}]
     for row, options in zip(rows, settings, strict=True):
         method = sosn.load("glyphs")
         changed = type(method)(**method.config | options)

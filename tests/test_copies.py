@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sosn.copies import evaluation_copies, scaled
+from sosn.copies import evaluation_copies, scaled, turned
 from sosn.warping import seen_through
 
 
@@ -42,9 +42,27 @@ def test_beyond_an_image_its_border_goes_on() -> None:
 
 def test_copies_go_by_equal_steps_to_either_side_of_the_image_and_of_its_mirror_image() -> None:
     images = torch.rand(2, 1, 12, 9, dtype=torch.float64)
-    found = list(evaluation_copies(images, mirror=True, scales=2))
-    shares = [1.0, *(math.exp(sign * 0.15 * step) for step in (1, 2) for sign in (1, -1))]
-    assert len(found) == 10
-    for copy, (side, share) in zip(found, ((s, share) for s in (images, images.flip(-1)) for share in shares), strict=True):
-        torch.testing.assert_close(copy, scaled(side, share) if share != 1 else side)
-    assert [one is images for one in evaluation_copies(images, mirror=False, scales=0)] == [True]
+    found = list(evaluation_copies(images, mirror=True, scales=2, turns=2))
+    assert len(found) == 18
+    for copies, side in ((found[:9], images), (found[9:], images.flip(-1))):
+        expected = [side, *(scaled(side, math.exp(sign * 0.15 * step)) for step in (1, 2) for sign in (1, -1))]
+        expected += [turned(side, sign * 6 * step) for step in (1, 2) for sign in (1, -1)]
+        for copy, one in zip(copies, expected, strict=True):
+            torch.testing.assert_close(copy, one)
+    assert [one is images for one in evaluation_copies(images, mirror=False, scales=0, turns=0)] == [True]
+
+
+@pytest.mark.parametrize("degrees", [12.0, -30.0])
+def test_a_copy_is_turned_anticlockwise_by_the_given_angle(degrees: float) -> None:
+    """Of an image that is x − 2y in pixels, also one that is not square, in the middle, where nothing is beyond the border."""
+    x, y = torch.arange(24) - 11.5, torch.arange(16).unsqueeze(1) - 7.5
+    found = turned((x - 2 * y).expand(1, 1, 16, 24), degrees)
+    sine, cosine = math.sin(math.radians(degrees)), math.cos(math.radians(degrees))
+    from_x, from_y = cosine * x - sine * y, sine * x + cosine * y  # rows go down
+    middle = (slice(4, 12), slice(8, 16))
+    torch.testing.assert_close(found[0, 0][middle], (from_x - 2 * from_y)[middle], atol=1e-4, rtol=0)
+
+
+def test_a_copy_turned_by_a_right_angle_is_the_turned_image() -> None:
+    images = torch.rand(2, 3, 8, 8)
+    torch.testing.assert_close(turned(images, 90), images.rot90(1, (-2, -1)), atol=1e-5, rtol=0)

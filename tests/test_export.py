@@ -74,7 +74,8 @@ def test_permutations_streams_and_other_relations_are_exported_too(tmp_path: Pat
 
 def test_what_goes_beyond_the_paper_is_exported_too(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    method = sosn.SoSN(channels=1, input_size=28, cosine=5.0, coordinates=2, mirror=True, scales=1, relation="ranked")
+    copies: dict[str, Any] = {"mirror": True, "scales": 1, "turns": 1}
+    method = sosn.SoSN(channels=1, input_size=28, cosine=5.0, coordinates=2, relation="ranked", **copies)
     method.trained = True
     for buffer in method.buffers():
         if buffer.is_floating_point():

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sosn.copies import scaled
+from sosn.copies import scaled, turned
 from sosn.episode import Episode
 from sosn.errors import UsageError
 from sosn.method import SoSN
@@ -92,8 +92,9 @@ def test_with_mirror_an_image_and_its_mirror_image_score_the_same() -> None:
 
 
 @pytest.mark.parametrize("mirror", [False, True])
-def test_smaller_and_larger_copies_are_pooled_in_evaluation_alone(mirror: bool) -> None:
-    model, plain = build(scales=1, mirror=mirror), build()
+@pytest.mark.parametrize("options", [{"scales": 1}, {"turns": 1}, {"scales": 1, "turns": 1}])
+def test_smaller_larger_and_turned_copies_are_pooled_in_evaluation_alone(mirror: bool, options: dict[str, int]) -> None:
+    model, plain = build(mirror=mirror, **options), build()
     model.load_state_dict(plain.state_dict())
     episode = draw()
     torch.testing.assert_close(model.train().logits(episode), plain.train().logits(episode))
@@ -101,7 +102,10 @@ def test_smaller_and_larger_copies_are_pooled_in_evaluation_alone(mirror: bool) 
     model.load_state_dict(plain.state_dict())
     images = episode.query[0]
     sides = [images, images.flip(-1)] if mirror else [images]
-    copies = [copy for side in sides for copy in (side, scaled(side, math.exp(0.15)), scaled(side, math.exp(-0.15)))]
+    copies = list(sides)
+    for side in sides:
+        copies += [scaled(side, math.exp(sign * 0.15)) for sign in (1, -1) if "scales" in options]
+        copies += [turned(side, sign * 6) for sign in (1, -1) if "turns" in options]
     parts = [autocorrelation(plain.encode(copy)) for copy in copies]
     torch.testing.assert_close(autocorrelation(model.encode(images)), torch.stack(parts).mean(0))
 
@@ -187,14 +191,14 @@ def test_what_cannot_be_is_refused() -> None:
         build(coordinates=2, coordinate_weight=0.0)
     with pytest.raises(UsageError, match="cosine is -1"):
         build(cosine=-1.0)
-    for copies in ({"mirror": True}, {"scales": 1}):
-        with pytest.raises(UsageError, match="give more"):
+    for copies in ({"mirror": True}, {"scales": 1}, {"turns": 1}):
+        with pytest.raises(UsageError, match=f"{next(iter(copies))} gives more"):
             build(eta=None, **copies)
         with pytest.raises(UsageError, match="mean image"):
             build(mean_image=True, **copies)
-    for scales in (-1, 5, 1.5):
-        with pytest.raises(UsageError, match=f"scales is {scales}"):
-            build(scales=scales)
+    for name, count in product(("scales", "turns"), (-1, 5, 1.5)):
+        with pytest.raises(UsageError, match=f"{name} is {count}"):
+            build(**{name: count})
     with pytest.raises(UsageError, match="cosine compares matrices"):
         build(cosine=1.0, relation="full", encoder_width=32)
     with pytest.raises(UsageError, match="needs 2 classes"):

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -10,29 +11,45 @@ from sosn.errors import UsageError
 from sosn.warping import seen_through
 
 STEP = 0.15  # from one size to the next, on a logarithmic scale
+ANGLE = 6.0  # degrees from one turned copy to the next
 MOST = 4  # steps to either side: the smallest copy is about half as high and wide
 
 
-def check_copies(mirror: bool, scales: int, eta: float | None, mean_image: bool) -> None:
+def check_copies(mirror: bool, scales: int, turns: int, eta: float | None, mean_image: bool) -> None:
     """Refuse options of a model that has copies and does not go with them."""
-    if scales not in range(MOST + 1):
-        raise UsageError(f"scales is {scales}; it is a whole number from 0 to {MOST}")
-    if (mirror or scales) and eta is None:
-        raise UsageError("eta=None means the number of feature vectors, and mirror and scales give more: give eta")
-    if (mirror or scales) and mean_image:
-        raise UsageError("mirror and scales change images after the mean image is taken away: leave mean_image out")
+    for name, count in (("scales", scales), ("turns", turns)):
+        if count not in range(MOST + 1):
+            raise UsageError(f"{name} is {count}; it is a whole number from 0 to {MOST}")
+    asked = [name for name, on in (("mirror", mirror), ("scales", scales), ("turns", turns)) if on]
+    if asked and eta is None:
+        raise UsageError(f"eta=None means the number of feature vectors, and {asked[0]} gives more: give eta")
+    if asked and mean_image:
+        raise UsageError(f"{asked[0]} changes images after the mean image is taken away: leave mean_image out")
 
 
-def evaluation_copies(images: Tensor, mirror: bool, scales: int) -> Iterator[Tensor]:
-    """Images (B, C, H, W), their mirror images if asked for, and of each so many smaller and as many larger copies."""
+def evaluation_copies(images: Tensor, mirror: bool, scales: int, turns: int) -> Iterator[Tensor]:
+    """Images (B, C, H, W), their mirror images if asked for, and of each so many smaller, larger, and turned to either side."""
     for one in (images, images.flip(-1)) if mirror else (images,):
         yield one
-        for step in range(1, scales + 1):
-            for sign in (1, -1):
-                yield scaled(one, math.exp(sign * STEP * step))
+        for step, sign in product(range(1, scales + 1), (1, -1)):
+            yield scaled(one, math.exp(sign * STEP * step))
+        for step, sign in product(range(1, turns + 1), (1, -1)):
+            yield turned(one, sign * ANGLE * step)
 
 
 def scaled(images: Tensor, share: float) -> Tensor:
     """Images (B, C, H, W) of which this share of either side is seen about the middle; beyond 1 their borders go on."""
-    window = torch.tensor([[[share, 0.0, 0.0], [0.0, share, 0.0]]], device=images.device)
+    return _seen(images, ((share, 0.0), (0.0, share)))
+
+
+def turned(images: Tensor, degrees: float) -> Tensor:
+    """Images (B, C, H, W) turned about the middle, anticlockwise; what comes in from outside goes on as the border does."""
+    height, width = images.shape[-2:]
+    sine, cosine = math.sin(math.radians(degrees)), math.cos(math.radians(degrees))
+    return _seen(images, ((cosine, -sine * height / width), (sine * width / height, cosine)))
+
+
+def _seen(images: Tensor, rows: tuple[tuple[float, float], tuple[float, float]]) -> Tensor:
+    """Images through one window about the middle, in the precision they have."""
+    window = torch.tensor([[[*row, 0.0] for row in rows]], device=images.device)
     return seen_through(images, window.to(torch.promote_types(images.dtype, torch.float32))).to(images.dtype)

@@ -46,11 +46,11 @@ class SoSN(Method):
 
     Not the paper's, and off unless asked for: encoder="resnet12"; conv4_pools and conv4_blocks, how many
     blocks of Conv-4 pool and how many it has; coordinates, so many codes of a feature's place along either side, times
-    coordinate_weight, appended to the feature vectors; mirror and scales, in evaluation the vectors of the mirror image, and
-    of so many smaller and larger copies of either, beside those of the image; detail, the side of training images that were
-    enlarged to input_size; auxiliary, the weight of a second loss, to tell all training classes apart by their matrices;
-    cosine, the weight of the cosine of two matrices' upper triangles, each entry standardised as in training, beside the
-    similarity net's logit.
+    coordinate_weight, appended to the feature vectors; mirror, scales and turns, in evaluation the vectors of the mirror
+    image, and of copies of either, so many smaller, larger, and turned to either side, beside those of the image; detail,
+    the side of training images that were enlarged to input_size; auxiliary, the weight of a second loss, to tell all
+    training classes apart by their matrices; cosine, the weight of the cosine of two matrices' upper triangles, each entry
+    standardised as in training, beside the similarity net's logit.
     """
 
     name: ClassVar[str] = "sosn"
@@ -90,6 +90,7 @@ class SoSN(Method):
         coordinate_weight: float = 1.0,
         mirror: bool = False,
         scales: int = 0,
+        turns: int = 0,
         auxiliary: float = 0.0,
         classes: int = 0,
         cosine: float = 0.0,
@@ -119,14 +120,14 @@ class SoSN(Method):
         rows = self.relation.side(side)
         self.register_buffer("permutations", draw_permutations(rows, permutations, permutation_seed))
         self.similarity = SimilarityStreams(permutations, streams, self.relation.channels, rows)
-        check_copies(mirror, scales, eta, mean_image)
+        check_copies(mirror, scales, turns, eta, mean_image)
         if auxiliary < 0 or (auxiliary and classes < 2):
             raise UsageError(f"auxiliary is {auxiliary} with {classes} classes: it is 0 or more, and needs 2 classes or more")
         if cosine and not self.relation.stacked:
             raise UsageError(
                 f"cosine compares matrices of each side, which relation {relation!r} has not: use average or ranked"
             )
-        self.mirror, self.scales, self.auxiliary, self.cosine = mirror, scales, auxiliary, cosine
+        self.mirror, self.scales, self.turns, self.auxiliary, self.cosine = mirror, scales, turns, auxiliary, cosine
         entries = side * (side + 1) // 2
         self.standardise = nn.BatchNorm1d(entries, affine=False) if cosine else None
         initialise(self)
@@ -149,9 +150,10 @@ class SoSN(Method):
 
     def _vectors(self, images: Tensor) -> Tensor:
         """Feature vectors of preprocessed images, with their places if asked for; in evaluation those of copies too."""
-        if self.training or not (self.mirror or self.scales):
+        if self.training or not (self.mirror or self.scales or self.turns):
             return self._encode(images)
-        return torch.cat([self._encode(copy) for copy in evaluation_copies(images, self.mirror, self.scales)], -1)
+        copies = evaluation_copies(images, self.mirror, self.scales, self.turns)
+        return torch.cat([self._encode(copy) for copy in copies], -1)
 
     def _encode(self, images: Tensor) -> Tensor:
         maps: Tensor = self.encoder(images)
