@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from torch import Tensor
 
 import sosn
 from sosn.bench.contenders import Shape
 from sosn.models import calibration_of, model_path
 from sosn.recipe import load_recipe
 from sosn.storage import WEIGHTS_FILE
+from sosn.training import trainer
 from sosn.training.setup import open_split
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -65,6 +67,29 @@ def test_variants_are_trained_in_turn_and_can_start_from_one_another(tmp_path: P
     every = [load_recipe(str(tmp_path / "runs" / name)).validation.every for name in ("first", "second")]
     assert every == [2, 1]  # the last weights, unless told
     assert "steps is 0" in third["error"]
+
+
+def test_steps_of_a_recipe_are_timed_with_and_without_the_engine_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[str] = []
+
+    class Watched(trainer.Trainer):
+        def advance(self) -> Tensor:
+            taken.append(self.recipe.training.engine)
+            return super().advance()
+
+    monkeypatch.setattr(trainer, "Trainer", Watched)
+    out = tmp_path / "steps.json"
+    small = "alphabets=10 characters=6 drawings=8 episodes_per_step=1 query=1 val_query=2 device=cpu".split()
+    words = ["glyphs-5w1s", *small, "--rounds", "2", "--steps", "1", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["steps.py", *words])
+    runpy.run_path(str(BENCHMARKS / "steps.py"), run_name="__main__")
+    (row,) = json.loads(out.read_text("utf-8"))["rows"]
+    assert row["words"] == small
+    assert taken[-4:] == ["auto", "plain"] * 2
+    assert [len(row["ms"][name]) for name in ("auto", "plain")] == [2, 2]
+    assert all(0 < time < 60_000 for times in row["ms"].values() for time in times)
 
 
 def test_settings_of_copies_are_held_against_none_on_the_same_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 import sosn
 from sosn import layers
 from sosn.data import open_bank
+from sosn.encoder import resnet12
 from sosn.episode import Episode
 from sosn.errors import UsageError
-from sosn.kernel import Engine, enabled, engine, first_block, norm_pool, on_triton, pair_pool
-from sosn.kernel.running import Fixed
+from sosn.kernel import Engine, enabled, engine, first_block, join_pool, norm_pool, on_triton, pair_pool
+from sosn.kernel.running import Fixed, Running
 from sosn.method.base import batch_norms
 from sosn.relation import stack_pairs
 from sosn.seeding import generator
@@ -70,20 +71,29 @@ def remembered(draw: Callable[..., Tensor], weight: Tensor, bias: Tensor) -> Fix
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("channels", "height", "width"), [(6, 6, 4), (5, 7, 5), (8, 3, 3)])
-@pytest.mark.parametrize(("pool", "relu"), [(True, True), (False, True), (True, False)])
+@pytest.mark.parametrize(("channels", "height", "width"), [(6, 6, 4), (5, 7, 5), (8, 3, 3), (70, 3, 2)])
+@pytest.mark.parametrize(
+    ("pool", "relu", "leak"), [(True, True, 0.0), (False, True, 0.0), (True, False, 0.0), (False, True, 0.1), (True, True, 0.3)]
+)
 @pytest.mark.usefixtures("triton")
 def test_norm_pool_is_batch_norm_pooling_and_relu(
-    draw: Callable[..., Tensor], dtype: torch.dtype, channels: int, height: int, width: int, pool: bool, relu: bool
+    draw: Callable[..., Tensor],
+    dtype: torch.dtype,
+    channels: int,
+    height: int,
+    width: int,
+    pool: bool,
+    relu: bool,
+    leak: float,
 ) -> None:
     maps = (3 + 2 * draw(5, channels, height, width)).to(device(), dtype)
     weight, bias = draw(channels).to(device()), draw(channels).to(device())  # some weights are negative
     if dtype != torch.float64:
         weight, bias = weight.float(), bias.float()
     inputs = [tensor.requires_grad_() for tensor in (maps, weight, bias)]
-    result, mean, var = norm_pool.norm_pool_batch(maps, weight, bias, torch.zeros_like(bias), 1e-5, pool, relu)
+    result, mean, var = norm_pool.norm_pool_batch(maps, weight, bias, torch.zeros_like(bias), 1e-5, pool, relu, None, leak)
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
-    expected = norm_pool.plain(exact[0], exact[1], exact[2], None, None, 1e-5, pool, relu)
+    expected = norm_pool.plain(exact[0], exact[1], exact[2], None, None, 1e-5, pool, relu, leak)
     close(result, expected, TOLERANCE[dtype])
     close(mean, exact[0].mean((0, 2, 3)), TOLERANCE[dtype])
     close(var, exact[0].var((0, 2, 3), correction=0), TOLERANCE[dtype])
@@ -92,8 +102,8 @@ def test_norm_pool_is_batch_norm_pooling_and_relu(
         close(ours, theirs, TOLERANCE[dtype])
     fixed = remembered(draw, weight.detach(), bias.detach())
     mean, var = (fixed.mean - fixed.offset).double(), fixed.var.double()
-    expected = norm_pool.plain(exact[0], exact[1], exact[2], mean, var, fixed.eps, pool, relu)
-    close(norm_pool.norm_pool_fixed(maps.detach(), fixed, pool, relu), expected, TOLERANCE[dtype])
+    expected = norm_pool.plain(exact[0], exact[1], exact[2], mean, var, fixed.eps, pool, relu, leak)
+    close(norm_pool.norm_pool_fixed(maps.detach(), fixed, pool, relu, leak), expected, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize(("weight", "bias"), [(0.0, 0.5), (1e-5, 0.0), (-0.01, 3.0), (0.3, 1.0), (-2.0, 1.0)])
@@ -112,6 +122,76 @@ def test_norm_pool_finds_normalised_values_however_small_the_weight(
     passing = draw(*expected.shape).bfloat16().double()
     for ours, theirs in zip(gradients(result, passing, *inputs), gradients(expected, passing, *exact), strict=True):
         close(ours, theirs, TOLERANCE[dtype] / 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("channels", "height", "width"), [(6, 6, 4), (5, 7, 5), (70, 3, 2)])
+@pytest.mark.parametrize("pool", [True, False])
+@pytest.mark.usefixtures("triton")
+def test_join_pool_is_a_sum_of_batch_norms_leaky_relu_and_pooling(
+    draw: Callable[..., Tensor], dtype: torch.dtype, channels: int, height: int, width: int, pool: bool
+) -> None:
+    first, second = ((number + 2 * draw(5, channels, height, width)).to(device(), dtype) for number in (3, -1))
+    kind = torch.float64 if dtype == torch.float64 else torch.float32
+    parameters = [draw(channels).to(device(), kind) for _ in range(4)]  # some weights are negative
+    parameters[2][1] = 0
+    inputs = [tensor.requires_grad_() for tensor in (first, second, *parameters)]
+
+    def fresh(place: str) -> tuple[Running, Running]:
+        nothing = torch.zeros(channels, device=place, dtype=kind)
+        one, other = (Running(nothing.clone(), nothing + 1, torch.tensor(0, device=place), 0.3) for _ in range(2))
+        return one, other
+
+    def norms(first: Tensor, shift: Tensor, second: Tensor, other: Tensor) -> tuple[join_pool.Parameters, join_pool.Parameters]:
+        return (first, shift, 1e-5), (second, other, 0.1)
+
+    running = fresh(device())
+    result = join_pool.join_pool(first, second, norms(*parameters), pool, 0.1, running)
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    expected = join_pool.plain(exact[0], exact[1], norms(*exact[2:]), pool, 0.1)
+    close(result, expected, TOLERANCE[dtype])
+    passing = draw(*expected.shape).bfloat16().double().to(device())
+    for ours, theirs in zip(gradients(result, passing, *inputs), gradients(expected, passing, *exact), strict=True):
+        assert ours.dtype in (dtype, kind)
+        close(ours, theirs, TOLERANCE[dtype])
+    for maps, own, plain in zip(exact[:2], running, fresh("cpu"), strict=True):
+        mean, var = maps.detach().mean((0, 2, 3)).cpu(), maps.detach().var((0, 2, 3), correction=0).cpu()
+        plain.update(mean, var, None, maps.numel() // channels)
+        assert own.batches == 1
+        close(own.mean, plain.mean, TOLERANCE[dtype])
+        close(own.var, plain.var, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("pool", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.usefixtures("triton")
+def test_a_residual_stage_is_the_same_with_either_engine(draw: Callable[..., Tensor], pool: bool, training: bool) -> None:
+    results = []
+    names: tuple[Engine, ...] = ("triton", "plain")
+    maps = draw(3, 2, 7, 6).to(device())
+    for name in names:
+        torch.manual_seed(0)
+        stage = resnet12.Stage(2, 5, pool).to(device(), torch.float64)
+        with engine("plain"):
+            stage(maps.square())  # so that running statistics are not those of a new net
+        stage.train(training)
+        with engine(name):
+            own = maps.clone().requires_grad_()
+            result = stage(own)
+            result.square().sum().backward()
+            with torch.no_grad():
+                again = stage(own)
+        results.append([result, again, own.grad, *(weight.grad for weight in stage.parameters()), *stage.buffers()])
+    assert results[0][0].shape == ((3, 5, 3, 3) if pool else (3, 5, 7, 6))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.usefixtures("triton")
+def test_nan_comes_through_a_residual_stage(draw: Callable[..., Tensor]) -> None:
+    stage, maps = resnet12.Stage(2, 5, pool=True).to(device()), draw(2, 2, 8, 8).float().to(device())
+    maps[0, 0, 3, 3] = torch.nan
+    assert stage(maps).isnan().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sosn.kernel import engine, first_block, norm_pool, pair_pool
+from sosn.kernel import engine, first_block, join_pool, norm_pool, pair_pool
 from sosn.kernel.running import Fixed, Running
 from triton_memory import unwatchable, watched
 
@@ -20,6 +20,7 @@ from triton.runtime.errors import InterpreterError  # noqa: E402
 from sosn.kernel import (  # noqa: E402
     triton_first_backward,
     triton_first_forward,
+    triton_join_pool,
     triton_norm_pool,
     triton_pair_pool,
     triton_statistics,
@@ -27,7 +28,9 @@ from sosn.kernel import (  # noqa: E402
 from sosn.kernel.triton_launch import Launch  # noqa: E402
 
 pytestmark = [pytest.mark.skipif(bool(unwatchable()), reason=unwatchable()), pytest.mark.usefixtures("one_thread")]
-MODULES = (triton_first_forward, triton_first_backward, triton_norm_pool, triton_pair_pool, triton_statistics)
+MODULES = (
+    triton_first_forward, triton_first_backward, triton_join_pool, triton_norm_pool, triton_pair_pool, triton_statistics
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -63,13 +66,24 @@ def fixed(offset: Tensor, weight: Tensor, bias: Tensor) -> Fixed:
 
 
 @pytest.mark.parametrize(("pool", "relu"), [(True, True), (False, True), (True, False)])
-@pytest.mark.parametrize(("channels", "height", "width"), [(5, 7, 5), (18, 4, 6), (3, 3, 8)])
+@pytest.mark.parametrize(("channels", "height", "width"), [(5, 7, 5), (18, 4, 6), (3, 3, 8), (70, 2, 3)])
 @pytest.mark.usefixtures("memory", "_small_launches")
 def test_norm_pool_stays_within_its_tensors(channels: int, height: int, width: int, pool: bool, relu: bool) -> None:
     maps = torch.randn(3, channels, height, width).bfloat16().requires_grad_()
     offset, weight, bias = parameters(channels)
     norm_pool.norm_pool_batch(maps, weight, bias, offset, 1e-5, pool, relu, running(channels))[0].float().sum().backward()
     norm_pool.norm_pool_fixed(maps.detach(), fixed(offset, weight, bias), pool, relu)
+
+
+@pytest.mark.parametrize("pool", [True, False])
+@pytest.mark.parametrize(("channels", "height", "width"), [(5, 7, 5), (70, 2, 3)])
+@pytest.mark.usefixtures("memory", "_small_launches")
+def test_join_pool_stays_within_its_tensors(channels: int, height: int, width: int, pool: bool) -> None:
+    first, second = (torch.randn(3, channels, height, width).bfloat16().requires_grad_() for _ in range(2))
+    (_, weight, bias), (_, other, shift) = parameters(channels), parameters(channels)
+    norms = ((weight, bias, 1e-5), (other, shift, 1e-5))
+    kept = (running(channels), running(channels, 0.1))
+    join_pool.join_pool(first, second, norms, pool, 0.1, kept).float().sum().backward()
 
 
 @pytest.mark.parametrize(
@@ -138,6 +152,7 @@ def test_first_blocks_of_pairs_stay_within_their_tensors(
 
 def test_every_kernel_is_watched(memory: set[str]) -> None:
     test_norm_pool_stays_within_its_tensors(3, 4, 4, True, True)
+    test_join_pool_stays_within_its_tensors(3, 2, 2, True)
     test_pair_pool_stays_within_its_tensors(1, 1, 1, 3, 2, 2)
     test_first_blocks_of_pairs_stay_within_their_tensors(1, 1, 1, 1, 1, 3, 4, 4, (True, True))
     for module in MODULES:

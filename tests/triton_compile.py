@@ -11,7 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from sosn.kernel import triton_norm_pool, triton_pair_pool
+from sosn.kernel import triton_join_pool, triton_norm_pool, triton_pair_pool
 from sosn.kernel.running import Fixed, Running
 from sosn.kernel.triton_first_backward import backward
 from sosn.kernel.triton_first_forward import forward, statistics
@@ -56,6 +56,10 @@ def other_blocks() -> None:
     values = triton_norm_pool.moments(maps, weight, weight, weight, 1e-5, Running(weight, weight, torch.tensor(0), 0.1))
     result = triton_norm_pool.apply(maps, Fixed(weight, weight, weight, weight, weight, 1e-5), True, True)
     triton_norm_pool.backward(maps, result, torch.randn_like(result), values, weight, weight, True, True)
+    triton_norm_pool.apply(maps, (weight, weight), False, True, 0.1)
+    triton_norm_pool.backward(maps, maps, maps, values, weight, weight, False, True, 0.1)
+    result = triton_join_pool.apply(maps, maps, (values, values), True, 0.1)
+    triton_join_pool.backward(maps, maps, result, (values, values), weight.dtype, True, 0.1)
     support, query = (torch.randn(1, count, 12, 12, 64).bfloat16().movedim(-1, -3) for count in (5, 3))
     mean, _ = triton_pair_pool.side_moments(query)
     result = triton_pair_pool.forward(support, query, (weight, weight))

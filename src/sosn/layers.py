@@ -1,5 +1,6 @@
 """Convolution blocks that run faster than their layers one by one, with the same parameters and the same values."""
 
+import itertools
 import math
 import sys
 from collections.abc import Iterable, Iterator
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from sosn.kernel import enabled, on_triton
 from sosn.kernel.first_block import IMAGE_CHANNELS, SIDE_CHANNELS, first_pairs, first_pool, serves
+from sosn.kernel.join_pool import Parameters, join_pool
 from sosn.kernel.norm_pool import norm_pool_batch, norm_pool_fixed
 from sosn.kernel.pair_pool import pair_pool_batch, pair_pool_fixed
 from sosn.kernel.running import Fixed, Running
@@ -35,6 +37,21 @@ def run(layers: nn.Sequential, maps: Tensor) -> Tensor:
         for one in _blocks(layers):
             maps = one.run(maps)
     return maps
+
+
+def run_residual(layers: nn.Sequential, shortcut: nn.Sequential, maps: Tensor, leak: float, pool: bool) -> Tensor:
+    """Leaky ReLU of layers(maps) + shortcut(maps), pooled 2×2 if asked for; both end in a convolution and a batch norm."""
+    *before, last = _blocks(layers)
+    (beside,) = _blocks(shortcut)
+    if not (enabled() and on_triton(maps) and maps.numel() and last.norm.training):
+        maps = F.leaky_relu(run(layers, maps) + run(shortcut, maps), leak)
+        return F.max_pool2d(maps, 2) if pool else maps
+    with torch.cuda.device_of(maps):
+        second = beside.convolve(maps)
+        for one in before:
+            maps = one.run(maps)
+        norms = (last.parameters, beside.parameters)
+        return join_pool(last.convolve(maps), second, norms, pool, leak, (last.running, beside.running))
 
 
 def run_pairs(layers: nn.Sequential, support: Tensor, query: Tensor, at_once: int = sys.maxsize) -> Tensor:
@@ -79,7 +96,7 @@ class _Block:
 
     convolution: nn.Conv2d
     norm: nn.BatchNorm2d
-    after: tuple[nn.Module, ...]  # max-pooling, ReLU, both or neither
+    after: tuple[nn.Module, ...]  # max-pooling, ReLU or a leaky one, both or neither
 
     @property
     def pool(self) -> bool:
@@ -87,7 +104,15 @@ class _Block:
 
     @property
     def relu(self) -> bool:
-        return any(isinstance(layer, nn.ReLU) for layer in self.after)
+        return any(isinstance(layer, nn.ReLU | nn.LeakyReLU) for layer in self.after)
+
+    @property
+    def leak(self) -> float:
+        return next((float(layer.negative_slope) for layer in self.after if isinstance(layer, nn.LeakyReLU)), 0.0)
+
+    @property
+    def parameters(self) -> Parameters:
+        return self.norm.weight, self.norm.bias, self.norm.eps
 
     @property
     def running(self) -> Running | None:
@@ -97,6 +122,11 @@ class _Block:
             return None
         assert norm.num_batches_tracked is not None
         return Running(norm.running_mean, norm.running_var, norm.num_batches_tracked, norm.momentum)
+
+    def convolve(self, maps: Tensor) -> Tensor:
+        """The convolution without its bias, in channels-last order."""
+        convolution = self.convolution
+        return F.conv2d(_channels_last(maps), convolution.weight, None, convolution.stride, convolution.padding)
 
     def run(self, maps: Tensor) -> Tensor:
         convolution, norm = self.convolution, self.norm
@@ -114,10 +144,10 @@ class _Block:
             padding = convolution.padding[0]
             assert isinstance(padding, int)
             return first_pool(maps, *parameters, norm.eps, padding, self.relu, self.running)[0]
-        maps = F.conv2d(_channels_last(maps), convolution.weight, None, convolution.stride, convolution.padding)
+        maps = self.convolve(maps)
         if not norm.training:
-            return norm_pool_fixed(maps, fixed(convolution, norm), self.pool, self.relu)
-        after = (norm.eps, self.pool, self.relu, self.running)
+            return norm_pool_fixed(maps, fixed(convolution, norm), self.pool, self.relu, self.leak)
+        after = (norm.eps, self.pool, self.relu, self.running, self.leak)
         return norm_pool_batch(maps, norm.weight, norm.bias, convolution.bias, *after)[0]
 
     def run_pairs(self, support: Tensor, query: Tensor, classes: int, queries: int) -> Iterator[Iterable[Tensor]]:
@@ -162,11 +192,11 @@ def _blocks(layers: nn.Sequential) -> list[_Block]:
     """The blocks that layers is made of."""
     found: list[_Block] = []
     starts = [place for place, layer in enumerate(layers) if isinstance(layer, nn.Conv2d)]
-    for start, end in zip(starts, [*starts[1:], len(layers)], strict=True):
+    for start, end in itertools.pairwise([*starts, len(layers)]):
         convolution, norm, *after = layers[start:end]
         assert isinstance(convolution, nn.Conv2d)
         assert isinstance(norm, nn.BatchNorm2d)
-        assert all(isinstance(layer, nn.MaxPool2d | nn.ReLU) for layer in after)
+        assert all(isinstance(layer, nn.MaxPool2d | nn.ReLU | nn.LeakyReLU) for layer in after)
         found.append(_Block(convolution, norm, tuple(after)))
     return found
 
@@ -175,8 +205,8 @@ def fixed(convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> Fixed:
     """What follows a convolution without its bias: that, and batch norm in evaluation mode."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
-    assert convolution.bias is not None
-    return Fixed(norm.weight, norm.bias, norm.running_mean, norm.running_var, convolution.bias, norm.eps)
+    offset = torch.zeros_like(norm.bias) if convolution.bias is None else convolution.bias
+    return Fixed(norm.weight, norm.bias, norm.running_mean, norm.running_var, offset, norm.eps)
 
 
 def folded(convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:

@@ -2,11 +2,11 @@
 
 from typing import Literal
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sosn.encoder.drop_block import DropBlock
 from sosn.errors import UsageError
+from sosn.layers import run, run_residual
 
 SLOPE = 0.1  # of the leaky ReLU
 STAGES = 4
@@ -54,8 +54,7 @@ class ResNet12(nn.Module):
                 self.reduce.append(nn.ReLU())
 
     def forward(self, images: Tensor) -> Tensor:
-        maps: Tensor = self.reduce(self.stages(images))
-        return maps
+        return run(self.reduce, self.stages(images))
 
     def map_side(self, image_side: int) -> int:
         """Side of the feature map for a square image; 0 if the image is too small."""
@@ -77,8 +76,7 @@ class Stage(nn.Module):
         self.drop = DropBlock(drop) if drop else nn.Identity()
 
     def forward(self, maps: Tensor) -> Tensor:
-        maps = F.leaky_relu(self.layers(maps) + self.shortcut(maps), SLOPE)
-        dropped: Tensor = self.drop(F.max_pool2d(maps, 2) if self.pool else maps)
+        dropped: Tensor = self.drop(run_residual(self.layers, self.shortcut, maps, SLOPE, self.pool))
         return dropped
 
 

@@ -1,4 +1,4 @@
-"""Batch norm, 2×2 max-pooling and ReLU of a map."""
+"""Batch norm, 2×2 max-pooling and ReLU, leaky or not, of a map."""
 
 from typing import Any
 
@@ -11,12 +11,16 @@ from sosn.kernel.running import Fixed, Running
 
 
 def plain(
-    maps: Tensor, weight: Tensor, bias: Tensor, mean: Tensor | None, var: Tensor | None, eps: float, pool: bool, relu: bool
-) -> Tensor:
-    """What norm_pool computes: maps (B, C, H, W); mean and var are None for those of the maps themselves."""
+    maps: Tensor, weight: Tensor, bias: Tensor, mean: Tensor | None, var: Tensor | None, eps: float, pool: bool, relu: bool,
+    leak: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """What norm_pool computes: maps (B, C, H, W); mean and var are None for those of the maps themselves.
+
+    leak is the share of a number below 0 that ReLU lets through.
+    """
     maps = F.batch_norm(maps, mean, var, weight, bias, training=mean is None, eps=eps)
     maps = F.max_pool2d(maps, 2) if pool else maps
-    return F.relu(maps) if relu else maps
+    return F.leaky_relu(maps, leak) if relu else maps
 
 
 def norm_pool_batch(
@@ -28,23 +32,29 @@ def norm_pool_batch(
     pool: bool,
     relu: bool,
     running: Running | None = None,
+    leak: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normalised by the batch's own statistics: the result, and the batch's mean and (biased) variance, by Triton.
 
     offset is the bias of the convolution that made the maps, left out there: batch norm takes it away again, so its gradient
     is 0. The running statistics take the batch in.
     """
-    if maps.numel() <= maps.shape[1]:
-        raise ValueError(f"Expected more than 1 value per channel when training, got input size {maps.shape}")  # as PyTorch
-    result: tuple[Tensor, Tensor, Tensor] = _Batch.apply(maps, weight, bias, offset, eps, pool, relu, running)
+    check_several(maps)
+    result: tuple[Tensor, Tensor, Tensor] = _Batch.apply(maps, weight, bias, offset, eps, pool, relu, running, leak)
     return result
 
 
-def norm_pool_fixed(maps: Tensor, fixed: Fixed, pool: bool, relu: bool) -> Tensor:
+def check_several(maps: Tensor) -> None:
+    """Refuse maps with one value a channel, of which there are no statistics, as PyTorch does."""
+    if maps.numel() <= maps.shape[1]:
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {maps.shape}")
+
+
+def norm_pool_fixed(maps: Tensor, fixed: Fixed, pool: bool, relu: bool, leak: float = 0.0) -> Tensor:
     """Normalised by running statistics, pooled and rectified, by Triton; for evaluation, so without a gradient."""
     from sosn.kernel.triton_norm_pool import apply
 
-    return apply(_last(maps), fixed, pool, relu)
+    return apply(channels_last(maps), fixed, pool, relu, leak)
 
 
 class _Batch(torch.autograd.Function):
@@ -53,16 +63,16 @@ class _Batch(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, maps: Tensor, weight: Tensor, bias: Tensor, offset: Tensor | None, eps: float, pool: bool, relu: bool,
-        running: Running | None,
+        running: Running | None, leak: float,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         from sosn.kernel.triton_norm_pool import apply, moments
 
-        maps = _last(maps)
+        maps = channels_last(maps)
         values = moments(maps, weight, bias, offset, eps, running)
         mean, var, _, scale, shift = values
-        result = apply(maps, (scale, shift), pool, relu)
+        result = apply(maps, (scale, shift), pool, relu, leak)
         ctx.save_for_backward(maps, result, values, weight, bias)
-        ctx.pool, ctx.relu, ctx.offset = pool, relu, offset is not None
+        ctx.pool, ctx.relu, ctx.leak, ctx.offset = pool, relu, leak, offset is not None
         ctx.mark_non_differentiable(mean, var)
         return result, mean, var
 
@@ -72,9 +82,10 @@ class _Batch(torch.autograd.Function):
         from sosn.kernel.triton_norm_pool import backward
 
         maps, result, values, weight, bias = ctx.saved_tensors
-        maps, weight, bias, offset = backward(maps, result, _last(gradient), values, weight, bias, ctx.pool, ctx.relu)
-        return maps, weight, bias, offset if ctx.offset else None, None, None, None, None
+        gradient = channels_last(gradient)
+        maps, weight, bias, offset = backward(maps, result, gradient, values, weight, bias, ctx.pool, ctx.relu, ctx.leak)
+        return maps, weight, bias, offset if ctx.offset else None, None, None, None, None, None
 
 
-def _last(maps: Tensor) -> Tensor:
+def channels_last(maps: Tensor) -> Tensor:
     return maps.contiguous(memory_format=torch.channels_last)

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from sosn.kernel.first_block import MOST_ROWS
 
+TILE = 64  # channels that a program takes, at most
 TYPES = {torch.float64: tl.float64, torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
@@ -28,6 +29,12 @@ class Launch(NamedTuple):
         """Programs that share so many rows evenly."""
         tiles = max(1, int(triton.cdiv(rows, self.block)))
         return int(triton.cdiv(tiles, triton.cdiv(tiles, self.programs))) if self.programs else tiles
+
+
+def tiles(channels: int) -> tuple[int, int]:
+    """Channels that a program takes, a power of two, and programs that share so many channels."""
+    each = min(power(channels), TILE)
+    return each, int(triton.cdiv(channels, each))
 
 
 def power(number: int) -> int:

@@ -6,8 +6,8 @@ import triton.language as tl
 from torch import Tensor
 
 from sosn.kernel.running import Norm, Running
-from sosn.kernel.triton_launch import TYPES, Launch, index, power, wide
-from sosn.kernel.triton_maximum import higher
+from sosn.kernel.triton_launch import TYPES, Launch, index, tiles, wide
+from sosn.kernel.triton_maximum import higher, leaky, through
 from sosn.kernel.triton_statistics import count_batch, norm_pointers, pointers, scale_and_shift, settle, totals, tracking
 
 MOMENTS = Launch(64, 4, programs=1056)  # positions
@@ -21,59 +21,60 @@ TINY = 1e-3  # a |weight| below is not divided by at all
 def moments(maps: Tensor, weight: Tensor, bias: Tensor, offset: Tensor | None, eps: float, running: Running | None) -> Tensor:
     """Mean, biased variance, 1/√(variance + eps), scale and shift, (5, C), from one pass: sums about the first position."""
     rows, channels = maps.numel() // maps.shape[1], maps.shape[1]
-    programs = MOMENTS.grid(rows)
+    programs, (tile, parts) = MOMENTS.grid(rows), tiles(channels)
     sums = torch.empty(programs, 2, channels, device=maps.device, dtype=wide(maps.dtype))
     batches, track = pointers(running)[2], tracking(running)[0]
-    _moments[(programs,)](
-        maps, sums, batches, rows, channels, MOMENTS.block, power(channels), track, index(rows), TYPES[sums.dtype],
+    _moments[(programs, parts)](
+        maps, sums, batches, rows, channels, MOMENTS.block, tile, track, index(rows), TYPES[sums.dtype],
         **MOMENTS.options,
     )  # fmt: skip
     return settle(sums, maps, weight, bias, offset, eps, rows, running)
 
 
-def apply(maps: Tensor, norm: Norm, pool: bool, relu: bool) -> Tensor:
-    """Maps normalised, pooled and rectified."""
+def apply(maps: Tensor, norm: Norm, pool: bool, relu: bool, leak: float = 0.0) -> Tensor:
+    """Maps normalised, pooled and rectified, but for a share of what is below 0."""
     batch, channels, height, width = maps.shape
     high, across = (height // 2, width // 2) if pool else (height, width)
     result = torch.empty(
         (batch, channels, high, across), device=maps.device, dtype=maps.dtype, memory_format=torch.channels_last
     )
     cells = batch * high * across
-    launch = APPLY if pool else APPLY_FLAT
+    launch, (tile, parts) = APPLY if pool else APPLY_FLAT, tiles(channels)
     *tensors, eps = norm_pointers(norm)
-    _apply[(launch.grid(cells),)](
-        maps, result, *tensors, cells, channels, height, width, high, across, launch.block, power(channels), pool, relu,
+    _apply[(launch.grid(cells), parts)](
+        maps, result, *tensors, cells, channels, height, width, high, across, launch.block, tile, pool, relu, leak,
         index(batch * height * width), TYPES[wide(maps.dtype)], eps, **launch.options,
     )  # fmt: skip
     return result
 
 
 def backward(
-    maps: Tensor, result: Tensor, gradient: Tensor, values: Tensor, weight: Tensor, bias: Tensor, pool: bool, relu: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    maps: Tensor, result: Tensor, gradient: Tensor, values: Tensor, weight: Tensor, bias: Tensor, pool: bool, relu: bool,
+    leak: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of the maps, of batch norm's weight and bias, and, 0, of the bias of the convolution before."""
     batch, channels, height, width = maps.shape
     high, across = (height // 2, width // 2) if pool else (height, width)
     cells, rows = batch * high * across, batch * height * width
     programs = REDUCE.grid(cells)
     sums = torch.empty(programs, 2, channels, device=maps.device, dtype=values.dtype)
-    block, kind = power(channels), TYPES[values.dtype]
-    _reduce[(programs,)](
-        result, gradient, sums, weight, bias, cells, channels, REDUCE.block, block, relu, ROUGH, TINY, index(rows), kind,
+    (tile, parts), kind = tiles(channels), TYPES[values.dtype]
+    _reduce[(programs, parts)](
+        result, gradient, sums, weight, bias, cells, channels, REDUCE.block, tile, relu, leak, ROUGH, TINY, index(rows), kind,
         **REDUCE.options,
     )  # fmt: skip
-    _reduce_rough[(programs,)](
-        maps, gradient, sums, values, weight, bias, cells, channels, height, width, high, across, REDUCE_ROUGH.block, block,
-        pool, relu, ROUGH, TINY, index(rows), kind, **REDUCE_ROUGH.options,
+    _reduce_rough[(programs, parts)](
+        maps, gradient, sums, values, weight, bias, cells, channels, height, width, high, across, REDUCE_ROUGH.block, tile,
+        pool, relu, leak, ROUGH, TINY, index(rows), kind, **REDUCE_ROUGH.options,
     )  # fmt: skip
     shares, (d_bias, d_weight, nothing) = totals(sums, rows, weight.dtype)
     d_maps = torch.empty_like(maps)
     step = 2 if pool else 1
     down, along = triton.cdiv(height, step), triton.cdiv(width, step)  # an odd last row or column is a cell by itself
     launch = SPREAD if pool else SPREAD_FLAT
-    _spread[(launch.grid(batch * down * along),)](
+    _spread[(launch.grid(batch * down * along), parts)](
         maps, gradient, d_maps, shares, values, batch * down * along, channels, height, width, high, across, down, along,
-        launch.block, block, pool, relu, index(rows), kind, **launch.options,
+        launch.block, tile, pool, relu, leak, index(rows), kind, **launch.options,
     )  # fmt: skip
     return d_maps, d_weight, d_bias, nothing
 
@@ -86,7 +87,7 @@ def _moments(
     program = tl.program_id(0)
     if TRACK:
         count_batch(batches)
-    c = tl.arange(0, CHANNELS)[None, :]
+    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
     inside = c < channels
     start = tl.load(maps + c, inside, 0.0).to(WIDE)  # (1, C)
     first = tl.zeros((BLOCK, CHANNELS), WIDE)
@@ -98,13 +99,14 @@ def _moments(
         value = tl.where(here, value, 0.0)
         first += value
         second += value * value
-    place = sums + program * 2 * channels + tl.arange(0, CHANNELS)
-    tl.store(place, tl.sum(first, 0), tl.arange(0, CHANNELS) < channels)
-    tl.store(place + channels, tl.sum(second, 0), tl.arange(0, CHANNELS) < channels)
+    column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    place = sums + program * 2 * channels + column
+    tl.store(place, tl.sum(first, 0), column < channels)
+    tl.store(place + channels, tl.sum(second, 0), column < channels)
 
 
 @triton.jit
-def _cell(cell, down, across, height, width, channels, POOL: tl.constexpr):
+def cell_at(cell, down, across, height, width, channels, POOL: tl.constexpr):
     """Offset of a cell's first position, and its image, row and column of cells."""
     image = cell // (down * across)
     rest = cell % (down * across)
@@ -117,13 +119,14 @@ def _cell(cell, down, across, height, width, channels, POOL: tl.constexpr):
 @triton.jit
 def _apply(
     maps, result, scale, shift, mean, var, offset, cells, channels, height, width, high, wide, BLOCK: tl.constexpr,
-    CHANNELS: tl.constexpr, POOL: tl.constexpr, RELU: tl.constexpr, INDEX: tl.constexpr, WIDE: tl.constexpr, EPS: tl.constexpr,
+    CHANNELS: tl.constexpr, POOL: tl.constexpr, RELU: tl.constexpr, LEAK: tl.constexpr, INDEX: tl.constexpr,
+    WIDE: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
-    c = tl.arange(0, CHANNELS)[None, :]
+    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
     cell = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)[:, None]
     here = (cell < cells) & (c < channels)
     s, t = scale_and_shift(scale, shift, mean, var, offset, c, channels, EPS, WIDE)
-    start, _image, _y, _x = _cell(cell, high, wide, height, width, channels, POOL)
+    start, _image, _y, _x = cell_at(cell, high, wide, height, width, channels, POOL)
     place = maps + start + c
     z = tl.load(place, here, 0.0).to(WIDE) * s + t
     if POOL:
@@ -131,7 +134,7 @@ def _apply(
         z = higher(z, tl.load(place + width * channels, here, 0.0).to(WIDE) * s + t)
         z = higher(z, tl.load(place + (width + 1) * channels, here, 0.0).to(WIDE) * s + t)
     if RELU:
-        z = higher(z, 0.0)
+        z = leaky(z, LEAK)
     tl.store(result + cell.to(tl.int64) * channels + c, z, here)
 
 
@@ -146,13 +149,13 @@ def _rough(weight, bias, c, channels, ROUGH: tl.constexpr, TINY: tl.constexpr, W
 @triton.jit
 def _reduce(
     result, gradient, sums, weight, bias, cells, channels, BLOCK: tl.constexpr, CHANNELS: tl.constexpr, RELU: tl.constexpr,
-    ROUGH: tl.constexpr, TINY: tl.constexpr, INDEX: tl.constexpr, WIDE: tl.constexpr,
+    LEAK: tl.constexpr, ROUGH: tl.constexpr, TINY: tl.constexpr, INDEX: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Sums of the gradient d that passed pooling and ReLU, and of d times the normalised value x̂ it passed to.
 
-    Where it passed the result is weight·x̂ + bias, so the maps are not read.
+    Where it passed the result is weight·x̂ + bias, or LEAK times that, so the maps are not read.
     """
-    c = tl.arange(0, CHANNELS)[None, :]
+    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
     known = c < channels
     w, b, rough = _rough(weight, bias, c, channels, ROUGH, TINY, WIDE)
     slope = 1 / tl.where(rough, 1.0, w)
@@ -165,22 +168,25 @@ def _reduce(
         z = tl.load(result + place, here, 0.0).to(WIDE)
         g = tl.load(gradient + place, here, 0.0).to(WIDE)
         if RELU:
-            g = tl.where(z > 0, g, 0.0)
+            g = through(g, z, LEAK)
+            if LEAK > 0:
+                z = tl.where(z > 0, z, z / LEAK)
         first += g
         second += g * ((z - b) * slope)
-    sum_at = sums + tl.program_id(0) * 2 * channels + tl.arange(0, CHANNELS)
-    tl.store(sum_at, tl.sum(first, 0), tl.arange(0, CHANNELS) < channels)
-    tl.store(sum_at + channels, tl.sum(second, 0), tl.arange(0, CHANNELS) < channels)
+    column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    sum_at = sums + tl.program_id(0) * 2 * channels + column
+    tl.store(sum_at, tl.sum(first, 0), column < channels)
+    tl.store(sum_at + channels, tl.sum(second, 0), column < channels)
 
 
 @triton.jit
 def _reduce_rough(
     maps, gradient, sums, values, weight, bias, cells, channels, height, width, high, wide, BLOCK: tl.constexpr,
-    CHANNELS: tl.constexpr, POOL: tl.constexpr, RELU: tl.constexpr, ROUGH: tl.constexpr, TINY: tl.constexpr,
-    INDEX: tl.constexpr, WIDE: tl.constexpr,
+    CHANNELS: tl.constexpr, POOL: tl.constexpr, RELU: tl.constexpr, LEAK: tl.constexpr, ROUGH: tl.constexpr,
+    TINY: tl.constexpr, INDEX: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """The second sum again, from the maps, for the channels whose weight is next to nothing; usually there are none."""
-    c = tl.arange(0, CHANNELS)[None, :]
+    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
     known = c < channels
     _w, _b, rough = _rough(weight, bias, c, channels, ROUGH, TINY, WIDE)
     if tl.max(tl.max(rough.to(tl.int32), 1), 0) > 0:
@@ -192,7 +198,7 @@ def _reduce_rough(
         for tile in range(tl.program_id(0), tl.cdiv(cells, BLOCK), tl.num_programs(0)):
             cell = tl.full((), BLOCK, INDEX) * tile + tl.arange(0, BLOCK)[:, None]
             here = (cell < cells) & rough
-            start, _image, _y, _x = _cell(cell, high, wide, height, width, channels, POOL)
+            start, _image, _y, _x = cell_at(cell, high, wide, height, width, channels, POOL)
             near = maps + start + c
             value = tl.load(near, here, 0.0).to(WIDE)
             top = value * s + t
@@ -208,9 +214,9 @@ def _reduce_rough(
                 top = tl.maximum(top, other * s + t)
             g = tl.load(gradient + cell.to(tl.int64) * channels + c, here, 0.0).to(WIDE)
             if RELU:
-                g = tl.where(top > 0, g, 0.0)
+                g = through(g, top, LEAK)
             second += g * (value - m) * i
-        column = tl.arange(0, CHANNELS)
+        column = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
         _weight, _bias, these = _rough(weight, bias, column, channels, ROUGH, TINY, WIDE)
         tl.store(sums + (tl.program_id(0) * 2 + 1) * channels + column, tl.sum(second, 0), these)
 
@@ -218,10 +224,10 @@ def _reduce_rough(
 @triton.jit
 def _spread(
     maps, gradient, result, shares, values, cells, channels, height, width, high, wide, down, across, BLOCK: tl.constexpr,
-    CHANNELS: tl.constexpr, POOL: tl.constexpr, RELU: tl.constexpr, INDEX: tl.constexpr, WIDE: tl.constexpr,
+    CHANNELS: tl.constexpr, POOL: tl.constexpr, RELU: tl.constexpr, LEAK: tl.constexpr, INDEX: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """scale·(d − mean of d − x̂·mean of d·x̂) at every position; d is the gradient where it passed, else 0."""
-    c = tl.arange(0, CHANNELS)[None, :]
+    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)[None, :]
     known = c < channels
     m = tl.load(values + c, known, 0.0).to(WIDE)
     i = tl.load(values + 2 * channels + c, known, 0.0).to(WIDE)
@@ -231,7 +237,7 @@ def _spread(
     second = tl.load(shares + channels + c, known, 0.0).to(WIDE) * i
     cell = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)[:, None]
     here = (cell < cells) & known
-    start, image, y, x = _cell(cell, down, across, height, width, channels, POOL)
+    start, image, y, x = cell_at(cell, down, across, height, width, channels, POOL)
     pooled = here & (y < high) & (x < wide)
     g = tl.load(gradient + ((image * high + y) * wide + x).to(tl.int64) * channels + c, pooled, 0.0).to(WIDE)
     place = maps + start + c
@@ -249,7 +255,7 @@ def _spread(
         z3 = value3 * s + t
         top = tl.maximum(tl.maximum(z, z1), tl.maximum(z2, z3))
         if RELU:
-            g = tl.where(top > 0, g, 0.0)
+            g = through(g, top, LEAK)
         w = z == top  # the first of those that are highest wins, as in PyTorch
         w1 = (z1 == top) & (z < top)
         w2 = (z2 == top) & (z < top) & (z1 < top)
@@ -260,5 +266,5 @@ def _spread(
         tl.store(out + (width + 1) * channels, s * (tl.where(w3, g, 0.0) - first - (value3 - m) * second), right & below)
     else:
         if RELU:
-            g = tl.where(z > 0, g, 0.0)
+            g = through(g, z, LEAK)
         tl.store(out, s * (g - first - (value - m) * second), here)

@@ -1,0 +1,70 @@
+"""How long does a training step of a recipe take, with the engine and layer by layer?
+
+    python benchmarks/steps.py mini-imagenet-resnet12-pretrain mini-imagenet-best-pretrain --out results/steps-h200.json
+
+All that a step of sosn train does, on the recipe's own images, which must be prepared; both ways in turn, several times over.
+Words with an = go over every recipe, such as device=cpu.
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import sosn
+from sosn.device import machine
+from sosn.recipe import load_recipe, override
+from sosn.training import Silent
+from sosn.training.capture import FREE_STEPS
+from sosn.training.run import Run
+from sosn.training.trainer import Trainer
+
+ENGINES = ("auto", "plain")
+
+
+def measure(name: str, words: list[str], rounds: int, steps: int) -> dict[str, Any]:
+    """A recipe's milliseconds a step by engine, one figure a round."""
+    recipes = {kind: override(load_recipe(name), [*words, "start=", f"engine={kind}"]) for kind in ENGINES}
+    trainers = {kind: Trainer(recipe, Run(Path()), Silent()) for kind, recipe in recipes.items()}
+    times: dict[str, list[float]] = {kind: [] for kind in ENGINES}
+    for trainer in trainers.values():
+        for _ in range(FREE_STEPS + 2):  # until a step is captured
+            trainer.advance().item()
+    for _ in range(rounds):
+        for kind, trainer in trainers.items():
+            began = time.monotonic()
+            for _ in range(steps):
+                loss = trainer.advance()
+            loss.item()
+            times[kind].append(1e3 * (time.monotonic() - began) / steps)
+    device = trainers["auto"].fabric.device
+    for trainer in trainers.values():
+        trainer.source.close()
+    return {"recipe": name, "words": words, "machine": machine(device), "steps": steps, "ms": times}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipes", nargs="+", metavar="recipe", help="or key=value over all of them")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=20, help="of a round")
+    parser.add_argument("--out", type=Path, required=True)
+    wanted = parser.parse_args()
+    words = [word for word in wanted.recipes if "=" in word]
+    rows: list[dict[str, Any]] = []
+    for name in wanted.recipes:
+        if name in words:
+            continue
+        rows.append(measure(name, words, wanted.rounds, wanted.steps))
+        document = {"sosn": sosn.__version__, "torch": torch.__version__, "rows": rows}
+        wanted.out.parent.mkdir(parents=True, exist_ok=True)
+        wanted.out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+        ours, plain = (sorted(rows[-1]["ms"][kind])[wanted.rounds // 2] for kind in ENGINES)
+        print(f"{name}: {ours:.2f} ms, layer by layer {plain:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
