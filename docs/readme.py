@@ -314,7 +314,8 @@ def fill_beyond(text: str) -> str:
             parts.append(f"| {told['recipe']} | {one['variant']} | `{words}` | {figures} |".replace("``", ""))
     text = _put(text, "variants", "\n" + "\n".join(parts) + "\n")
     text = _put(text, "sixteen", "\n" + _sixteen() + "\n")
-    text = _put(text, "before", "\n" + _before() + "\n")
+    text = _put(text, "before", "\n" + _before("best-before") + "\n")
+    text = _put(text, "scaled", "\n" + _before("best-scales") + "\n")
     text = _put(text, "stages", "\n" + _stages() + "\n")
     rows = ["| model | episodes | copies | accuracy, % | more than without, points |", "|---|---|---|---|---|"]
     for path in sorted((ROOT / "results").glob("copies-*.json")):
@@ -338,9 +339,9 @@ def _sixteen() -> str:
     return "\n".join(rows)
 
 
-def _before() -> str:
-    """The best recipes as they were before, beside themselves as they are now."""
-    entries = [read_entry(path) for path in sorted((ROOT / "results/earlier/best-before").glob("*.json"))]
+def _before(folder: str) -> str:
+    """The best recipes as they were when a folder of earlier results was filled, beside themselves as they are now."""
+    entries = [read_entry(path) for path in sorted((ROOT / "results/earlier" / folder).glob("*.json"))]
     rows = ["| row | split | before, % | seeds | now, % | seeds |", "|---|---|---|---|---|---|"]
     for table, row in dict.fromkeys((entry["table"], entry["row"]) for entry in entries):
         before = of_row(entries, table, row)

@@ -68,12 +68,12 @@ Accuracies are in per cent.
   budget share, were chosen on the same classes with SoSN, so that figures of test classes may well be lower. The test
   classes of Vinyals' partition of Omniglot chose nothing here, but were read more than once: some rows were measured again
   when answers began to be ranked before the sigmoid, six rows of Relation Net were trained anew, and the best recipe was
-  changed twice (copies of images; then six blocks, 42² and β = 1), each time by validation classes, so that its first seed
-  was read four times, besides the figures on shipped models' cards and answers to a gallery of all characters. The best
-  recipe on the paper's kind of partition was chosen on Vinyals', so that classes which chose it, and more on which its
-  variants were trained, are among the test classes there. What recipes began with (right angles as classes, AdamW with a
-  cosine schedule, η′ = 100, flips, shifts and jitter) is a prototype's, which had been read on test classes of both
-  datasets before.
+  changed three times (copies of images; six blocks, 42² and β = 1; turned copies in place of smaller and larger ones), each
+  time by validation classes, so that its first seed was read five times (on the paper's kind of partition twice), besides
+  the figures on shipped models' cards and answers to a gallery of all characters. The best recipe on the paper's kind of
+  partition was chosen on Vinyals', so that classes which chose it, and more on which its variants were trained, are among
+  the test classes there. What recipes began with (right angles as classes, AdamW with a cosine schedule, η′ = 100, flips,
+  shifts and jitter) is a prototype's, which had been read on test classes of both datasets before.
 - Only entries of rows as they are now are compared. Minutes are wall time, a first stage's included, of trainings of which
   several may have shared a GPU, by several versions of the code (`code` in an entry; the oldest have none), so they compare
   only roughly; seeds of a row may be of several versions too.

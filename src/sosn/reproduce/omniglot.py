@@ -45,8 +45,8 @@ BEST_DIFFERS = (
     f"{TURNED}; "
     "⊗+R, which at one shot is ⊗; η′ = 100, β = 1 (the paper tells no value); 28² images enlarged to 42²; an encoder of six "
     "blocks (the paper: four) that first learnt to tell the training classes apart, in 12,000 batches of 512 images; affine "
-    "augmentation; features of smaller and larger copies too in evaluation; cross-entropy, not MSE; 24,000 episodes, 8 a "
-    "step, of 5 queries a class; AdamW, a cosine schedule, averaged weights, half precision"
+    "augmentation; features of copies turned by up to 12 degrees too in evaluation; cross-entropy, not MSE; 24,000 episodes, "
+    "8 a step, of 5 queries a class; AdamW, a cosine schedule, averaged weights, half precision"
 )
 BEST = (  # partition, what ids begin with, group, settings
     ("vinyals", "best", "best recipe", ()),
