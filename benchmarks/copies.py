@@ -1,6 +1,6 @@
 """What do smaller, larger and turned copies of an image bring, whose features count beside its own?
 
-    python benchmarks/copies.py mini-imagenet --settings scales=1 scales=2 --sizes 5,1,15,150 --out results/copies.json
+    python benchmarks/copies.py mini-imagenet --settings scales=2 turns=2 --sizes 5,1,15,150 --out results/copies.json
 
 A trained model is judged with each setting (of scales, turns and mirror, several with commas: scales=2,turns=1) on the same
 episodes of its validation classes, of a seed that reports nothing; differences are to the model without scales and turns, in
@@ -29,7 +29,7 @@ COPIES = ("mirror", "scales", "turns")  # options that no weight depends on
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("--settings", nargs="+", default=["scales=1", "scales=2"])
+    parser.add_argument("--settings", nargs="+", default=["scales=2", "turns=2"])
     parser.add_argument("--sizes", nargs="+", default=["5,1,15,600"], help="way,shot,queries a class,episodes")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, required=True)

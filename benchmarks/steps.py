@@ -3,7 +3,7 @@
     python benchmarks/steps.py mini-imagenet-resnet12-pretrain mini-imagenet-best-pretrain --out results/steps-h200.json
 
 All that a step of sosn train does, on the recipe's own images, which must be prepared; both ways in turn, several times over.
-Words with an = go over every recipe, such as device=cpu.
+Words with an = go over every recipe, such as device=cpu. Weights begin at random, those of second stages too.
 """
 
 import argparse
@@ -54,6 +54,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     wanted = parser.parse_args()
     words = [word for word in wanted.recipes if "=" in word]
+    if len(words) == len(wanted.recipes) or wanted.rounds < 1 or wanted.steps < 1:
+        parser.error("give a recipe, and a round and a step at least")
+    if any(word.partition("=")[0] in ("start", "engine", "training.start", "training.engine") for word in words):
+        parser.error("start and engine cannot be set: weights begin at random, with either engine in turn")
     rows: list[dict[str, Any]] = []
     for name in wanted.recipes:
         if name in words:

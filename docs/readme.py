@@ -269,7 +269,7 @@ def fill_photos(text: str) -> str:
 
 def _ground(told: dict[str, Any]) -> str:
     """Answers to drawings on either ground, and how well grounds were told apart."""
-    rows = ["| model | shown on | asked for on | as they are, % | turned, % |", "|---|---|---|---|---|"]
+    rows = ["| model | shown on | asked for on | as they are, % | inverted, % |", "|---|---|---|---|---|"]
     for row in told["rows"]:
         shares = [f"{100 * row[name]:.1f}" for name in ("as_is", "auto")]
         rows.append(f"| {' | '.join([row['model'], row['shown'], row['asked'], *shares])} |")
@@ -342,7 +342,10 @@ def _sixteen() -> str:
 def _before(folder: str) -> str:
     """The best recipes as they were when a folder of earlier results was filled, beside themselves as they are now."""
     entries = [read_entry(path) for path in sorted((ROOT / "results/earlier" / folder).glob("*.json"))]
-    rows = ["| row | split | before, % | seeds | now, % | seeds |", "|---|---|---|---|---|---|"]
+    rows = [
+        "| row | split | before, % | seeds | now, % | seeds | now, of seeds with both, points |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for table, row in dict.fromkeys((entry["table"], entry["row"]) for entry in entries):
         before = of_row(entries, table, row)
         now = [read_entry(path) for path in sorted((ROOT / "results/ledger" / table).glob(f"{row}-seed*.json"))]
@@ -355,6 +358,8 @@ def _before(folder: str) -> str:
                     assert summary is not None
                     spread = "" if summary.between is None else f" ± {100 * summary.between:.2f}"
                     cells += [f"{100 * summary.mean:.2f}{spread}", str(len(summary.seeds))]
+                change = gap(now, before, measure)
+                cells.append(f"{100 * change.mean:+.2f} ± {100 * change.ci95:.2f}" if change else "")
                 rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 

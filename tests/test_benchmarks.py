@@ -90,6 +90,10 @@ def test_steps_of_a_recipe_are_timed_with_and_without_the_engine_in_turn(
     assert taken[-4:] == ["auto", "plain"] * 2
     assert [len(row["ms"][name]) for name in ("auto", "plain")] == [2, 2]
     assert all(0 < time < 60_000 for times in row["ms"].values() for time in times)
+    for wrong in (["engine=plain"], ["--steps", "0"], ["start=glyphs"]):
+        monkeypatch.setattr(sys, "argv", ["steps.py", "glyphs-5w1s", *wrong, "--out", str(out)])
+        with pytest.raises(SystemExit):
+            runpy.run_path(str(BENCHMARKS / "steps.py"), run_name="__main__")
 
 
 def test_settings_of_copies_are_held_against_none_on_the_same_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,7 @@ def exact() -> Iterator[None]:
         "cosine=5",
         "permutations=2 streams=2",
         "method=baseline encoder=conv4 model.features=second_order head=nearest",
+        "encoder=resnet12 resnet12_width=8 input_size=32 optimiser=sgd learning_rate=0.01",
         "method=relation_net optimiser=sgd learning_rate=0.1",
         "method=maml optimiser=sgd learning_rate=0.02",
         "method=maml first_order=true optimiser=sgd learning_rate=0.02",

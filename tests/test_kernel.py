@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import sosn
@@ -188,10 +189,56 @@ def test_a_residual_stage_is_the_same_with_either_engine(draw: Callable[..., Ten
 
 
 @pytest.mark.usefixtures("triton")
-def test_nan_comes_through_a_residual_stage(draw: Callable[..., Tensor]) -> None:
-    stage, maps = resnet12.Stage(2, 5, pool=True).to(device()), draw(2, 2, 8, 8).float().to(device())
-    maps[0, 0, 3, 3] = torch.nan
-    assert stage(maps).isnan().all()
+@pytest.mark.parametrize("pool", [True, False])
+@pytest.mark.parametrize("leak", [0.0, 0.1])
+def test_nan_comes_through_a_sum_of_batch_norms_where_it_is(draw: Callable[..., Tensor], pool: bool, leak: float) -> None:
+    """With finite statistics, as those of a whole batch would not be."""
+    from sosn.kernel.triton_join_pool import apply
+
+    first, second = ((number + draw(2, 5, 6, 4)).float().to(device()) for number in (0, 1))
+    first[0, 0, 3, 3], second[1, 2, 0, 1] = torch.nan, torch.nan
+    scales, shifts = (draw(2, 5).float().to(device()) for _ in range(2))
+    values = [torch.stack((*torch.zeros(3, 5, device=device()), scales[n], shifts[n])) for n in range(2)]
+    maps = [norm_pool.channels_last(one) for one in (first, second)]
+    normed = [maps[n] * scales[n].view(-1, 1, 1) + shifts[n].view(-1, 1, 1) for n in range(2)]
+    expected = F.leaky_relu(normed[0] + normed[1], leak)
+    expected = F.max_pool2d(expected, 2) if pool else expected
+    assert 0 < expected.isnan().sum() < 3
+    torch.testing.assert_close(apply(maps[0], maps[1], (values[0], values[1]), pool, leak), expected, equal_nan=True)
+
+
+@pytest.mark.usefixtures("triton")
+def test_a_residual_stage_with_one_frozen_batch_norm_is_the_same_with_either_engine(draw: Callable[..., Tensor]) -> None:
+    maps, results = draw(3, 2, 6, 6).to(device()), []
+    names: tuple[Engine, ...] = ("triton", "plain")
+    for name in names:
+        torch.manual_seed(0)
+        stage = resnet12.Stage(2, 5, pool=True).to(device(), torch.float64)
+        stage.shortcut.eval()
+        with engine(name):
+            results.append([stage(maps), *stage.buffers()])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.usefixtures("triton")
+def test_maps_that_are_too_small_to_be_pooled_are_refused_by_either_engine(draw: Callable[..., Tensor]) -> None:
+    stage, maps = resnet12.Stage(2, 5, pool=True).to(device()), draw(3, 2, 1, 4).float().to(device())
+    names: tuple[Engine, ...] = ("triton", "plain")
+    for name in names:
+        with engine(name), pytest.raises(RuntimeError, match="too small"):
+            stage(maps)
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.2])
+@pytest.mark.usefixtures("triton")
+def test_a_first_block_that_pools_leaks_what_it_should(draw: Callable[..., Tensor], slope: float) -> None:
+    images = draw(4, 3, 8, 8).float().to(device())
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.MaxPool2d(2), nn.LeakyReLU(slope)).to(device())
+    expected = block(images)
+    assert (expected < 0).any() == bool(slope)
+    close(layers.run(block, images), expected, 1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

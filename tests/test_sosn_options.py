@@ -196,7 +196,7 @@ def test_what_cannot_be_is_refused() -> None:
             build(eta=None, **copies)
         with pytest.raises(UsageError, match="mean image"):
             build(mean_image=True, **copies)
-    for name, count in product(("scales", "turns"), (-1, 5, 1.5)):
+    for name, count in product(("scales", "turns"), (-1, 5, 1.5, 2.0, True)):
         with pytest.raises(UsageError, match=f"{name} is {count}"):
             build(**{name: count})
     with pytest.raises(UsageError, match="cosine compares matrices"):

@@ -12,13 +12,13 @@ from sosn.warping import seen_through
 
 STEP = 0.15  # from one size to the next, on a logarithmic scale
 ANGLE = 6.0  # degrees from one turned copy to the next
-MOST = 4  # steps to either side: the smallest copy is about half as high and wide
+MOST = 4  # steps to either side: the smallest copy is about half as high and wide, and turns go up to 24 degrees
 
 
 def check_copies(mirror: bool, scales: int, turns: int, eta: float | None, mean_image: bool) -> None:
     """Refuse options of a model that has copies and does not go with them."""
     for name, count in (("scales", scales), ("turns", turns)):
-        if count not in range(MOST + 1):
+        if type(count) is not int or count not in range(MOST + 1):
             raise UsageError(f"{name} is {count}; it is a whole number from 0 to {MOST}")
     asked = [name for name, on in (("mirror", mirror), ("scales", scales), ("turns", turns)) if on]
     if asked and eta is None:

@@ -43,7 +43,8 @@ def run_residual(layers: nn.Sequential, shortcut: nn.Sequential, maps: Tensor, l
     """Leaky ReLU of layers(maps) + shortcut(maps), pooled 2×2 if asked for; both end in a convolution and a batch norm."""
     *before, last = _blocks(layers)
     (beside,) = _blocks(shortcut)
-    if not (enabled() and on_triton(maps) and maps.numel() and last.norm.training):
+    training = last.norm.training and beside.norm.training
+    if not (enabled() and on_triton(maps) and maps.numel() and training):
         maps = F.leaky_relu(run(layers, maps) + run(shortcut, maps), leak)
         return F.max_pool2d(maps, 2) if pool else maps
     with torch.cuda.device_of(maps):
@@ -61,6 +62,8 @@ def run_pairs(layers: nn.Sequential, support: Tensor, query: Tensor, at_once: in
     With running statistics, where a pair is its own, about so many pairs are held at once.
     """
     first, *others = _blocks(layers)
+    assert first.pool
+    assert not first.leak
     episodes, way = support.shape[:2]
     classes, queries = way, query.shape[1]
     if not first.norm.training:  # parts about as wide as high, so that few maps of either side are read for many pairs
@@ -139,7 +142,7 @@ class _Block:
             for layer in self.after:
                 maps = layer(maps)
             return maps
-        if norm.training and self.pool and serves(maps, convolution.weight, IMAGE_CHANNELS):
+        if norm.training and self.pool and not self.leak and serves(maps, convolution.weight, IMAGE_CHANNELS):
             parameters = (convolution.weight, convolution.bias, norm.weight, norm.bias)
             padding = convolution.padding[0]
             assert isinstance(padding, int)

@@ -3,11 +3,12 @@
 Most time of a training step goes to memory traffic: batch norm, ReLU and pooling over the maps of every support–query pair. The
 functions here give what those layers give, with less of it:
 
-    norm_pool   batch norm, 2×2 max-pooling and ReLU of a map, in one pass over it (two in training)
+    norm_pool   batch norm, 2×2 max-pooling and ReLU, leaky or not, of a map, in one pass over it (two in training)
+    join_pool   the same of two maps and their sum, at the end of a residual stage, in training
     pair_pool   the same of a_s + b_q for every pair of a class and a query, from the maps of each side alone
     first_block the same together with the convolution before it, of maps or of pairs, where it has few input channels
 
-They are chosen by themselves: all three in Triton on a GPU; on the CPU pair_pool, in plain PyTorch with the same algebra, and
+They are chosen by themselves: all four in Triton on a GPU; on the CPU pair_pool, in plain PyTorch with the same algebra, and
 the layers themselves for the rest. engine("plain") turns them off.
 """
 

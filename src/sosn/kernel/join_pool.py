@@ -35,6 +35,8 @@ def join_pool(
     from sosn.kernel.triton_norm_pool import moments
 
     check_several(first)
+    if pool and min(first.shape[-2:]) < 2:
+        raise RuntimeError(f"maps of {tuple(first.shape)} are too small to be pooled")  # as PyTorch does
     sides = [channels_last(maps) for maps in (first, second)]
     with torch.no_grad():
         values = [
