@@ -8,6 +8,7 @@ Words with an = go over every recipe, such as device=cpu. Weights begin at rando
 
 import argparse
 import json
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ def main() -> None:
         document = {"sosn": sosn.__version__, "torch": torch.__version__, "rows": rows}
         wanted.out.parent.mkdir(parents=True, exist_ok=True)
         wanted.out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
-        ours, plain = (sorted(rows[-1]["ms"][kind])[wanted.rounds // 2] for kind in ENGINES)
+        ours, plain = (statistics.median(rows[-1]["ms"][kind]) for kind in ENGINES)
         print(f"{name}: {ours:.2f} ms, layer by layer {plain:.2f}", flush=True)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sosn.kernel.triton_launch import TYPES, Launch, index, tiles
 from sosn.kernel.triton_maximum import higher, leaky, through
-from sosn.kernel.triton_norm_pool import cell_at
+from sosn.kernel.triton_norm_pool import cell_at, room
 from sosn.kernel.triton_statistics import totals
 
 APPLY, APPLY_FLAT = Launch(32, 4), Launch(64, 4)  # results, with and without pooling
@@ -18,10 +18,8 @@ SPREAD, SPREAD_FLAT = Launch(16, 4), Launch(64, 4)  # cells, with and without po
 def apply(first: Tensor, second: Tensor, values: tuple[Tensor, Tensor], pool: bool, leak: float) -> Tensor:
     """Both maps normalised, added up, rectified and pooled; values (5, C) of either are those of moments."""
     batch, channels, height, width = first.shape
-    high, across = (height // 2, width // 2) if pool else (height, width)
-    result = torch.empty(
-        (batch, channels, high, across), device=first.device, dtype=first.dtype, memory_format=torch.channels_last
-    )
+    result = room(first, pool)
+    high, across = result.shape[-2:]
     cells = batch * high * across
     launch, (tile, parts) = APPLY if pool else APPLY_FLAT, tiles(channels)
     _apply[(launch.grid(cells), parts)](
@@ -36,7 +34,7 @@ def backward(
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Gradients of both maps, and, (3, C) each, those of either batch norm's bias and weight, in dtype, and 0."""
     batch, channels, height, width = first.shape
-    high, across = (height // 2, width // 2) if pool else (height, width)
+    high, across = gradient.shape[-2:]
     cells, rows = batch * high * across, batch * height * width
     programs, (tile, parts), kind = REDUCE.grid(cells), tiles(channels), TYPES[values[0].dtype]
     sums = torch.empty(2, programs, 2, channels, device=first.device, dtype=values[0].dtype)

@@ -31,13 +31,18 @@ def moments(maps: Tensor, weight: Tensor, bias: Tensor, offset: Tensor | None, e
     return settle(sums, maps, weight, bias, offset, eps, rows, running)
 
 
+def room(maps: Tensor, pool: bool) -> Tensor:
+    """Where maps go that may be pooled, with nothing in it yet."""
+    batch, channels, height, width = maps.shape
+    shape = (batch, channels, height // 2, width // 2) if pool else maps.shape
+    return torch.empty(shape, device=maps.device, dtype=maps.dtype, memory_format=torch.channels_last)
+
+
 def apply(maps: Tensor, norm: Norm, pool: bool, relu: bool, leak: float = 0.0) -> Tensor:
     """Maps normalised, pooled and rectified, but for a share of what is below 0."""
     batch, channels, height, width = maps.shape
-    high, across = (height // 2, width // 2) if pool else (height, width)
-    result = torch.empty(
-        (batch, channels, high, across), device=maps.device, dtype=maps.dtype, memory_format=torch.channels_last
-    )
+    result = room(maps, pool)
+    high, across = result.shape[-2:]
     cells = batch * high * across
     launch, (tile, parts) = APPLY if pool else APPLY_FLAT, tiles(channels)
     *tensors, eps = norm_pointers(norm)
@@ -54,7 +59,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of the maps, of batch norm's weight and bias, and, 0, of the bias of the convolution before."""
     batch, channels, height, width = maps.shape
-    high, across = (height // 2, width // 2) if pool else (height, width)
+    high, across = gradient.shape[-2:]
     cells, rows = batch * high * across, batch * height * width
     programs = REDUCE.grid(cells)
     sums = torch.empty(programs, 2, channels, device=maps.device, dtype=values.dtype)
