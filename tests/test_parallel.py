@@ -385,6 +385,26 @@ def test_a_process_that_waits_in_vain_for_another_is_ended_after_a_while(grace: 
     assert ("another process of this run has ended" in told.stderr) == (ends != 0)
 
 
+CLOSING = """
+import sys
+import torch
+from lightning_fabric import Fabric
+from sosn.training.workers import launched
+
+if sys.argv[1] == "caller":
+    torch.distributed.init_process_group("gloo", rank=0, world_size=1)
+with launched(Fabric(accelerator="cpu", strategy="ddp", devices=1)):
+    print(torch.distributed.is_initialized())
+print(torch.distributed.is_initialized())
+"""
+
+
+@pytest.mark.parametrize(("by", "left"), [("launched", False), ("caller", True)])
+def test_what_connects_processes_is_closed_in_the_end_unless_it_is_the_callers(by: str, left: bool) -> None:
+    told = launch("-c", CLOSING, by)
+    assert told.stdout.split() == ["True", str(left)], told.stderr
+
+
 def test_episodes_that_cannot_be_shared_and_devices_that_are_not_there_are_refused() -> None:
     from sosn.data import EpisodeSampler
     from sosn.training.source import EpisodeSource

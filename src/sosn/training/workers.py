@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import torch.distributed
 from lightning_fabric import Fabric
 
 LOOK = 1.0  # seconds between two looks at them
@@ -16,15 +17,22 @@ GRACE = 60.0  # seconds that this process has to notice by itself that one has d
 
 @contextmanager
 def launched(fabric: Fabric) -> Iterator[None]:
-    """Start them, watch over them, and end them if this process fails or is interrupted: they would wait in vain."""
+    """Start them, watch over them, and end them if this process fails or is interrupted: they would wait in vain.
+
+    What connects them is closed in the end: its threads, left to run, at times abort a process that exits.
+    """
     workers: list[subprocess.Popen[bytes]] = []
     over = threading.Event()
+    connected = _connected()  # by a caller, who may need it still
     try:
         fabric.launch()
         workers += _taken_over(fabric)
         if workers:
             threading.Thread(target=_watch, args=(workers, over), daemon=True).start()
         yield
+        if _connected() and not connected:
+            fabric.barrier()  # nobody is in the middle of anything
+            torch.distributed.destroy_process_group()
     except BaseException:
         for worker in (*workers, *_taken_over(fabric)):
             worker.kill()
@@ -32,6 +40,10 @@ def launched(fabric: Fabric) -> Iterator[None]:
         raise
     finally:
         over.set()
+
+
+def _connected() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _taken_over(fabric: Fabric) -> list[subprocess.Popen[bytes]]:
