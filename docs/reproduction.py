@@ -6,8 +6,20 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from pages.short import short
 from sosn.reproduce import claims, mini_imagenet
-from sosn.reproduce.ledger import Entry, Gap, Summary, find_figure, gap, of_row, read_ledger, same_recipe, summarise
+from sosn.reproduce.ledger import (
+    Entry,
+    Gap,
+    Summary,
+    as_it_is_now,
+    find_figure,
+    gap,
+    of_row,
+    read_ledger,
+    same_recipe,
+    summarise,
+)  # fmt: skip
 from sosn.reproduce.paper import MISPRINTS, PUBLISHED
 from sosn.reproduce.row import HEADLINE_SEEDS, Measure, Row
 from sosn.reproduce.table import TABLES
@@ -25,14 +37,21 @@ Not run: its images are given out by its authors on request, and were not at han
 `open-mic-2` run the paper's two tables from them ([data.md](data.md)).
 """
 SAID = """Differences are of running statistics, and of batch statistics in a column of their own; the paper's are of test
-classes and of batch statistics. What the paper says of Open MIC was not tested.
+classes and of batch statistics. What the paper says of Open MIC was not tested. All claims that differences between rows
+bear on, below in full: the least and the most of those differences, and in how many the row that the claim puts first is
+ahead, or behind, by more than its interval. Of one seed the interval is over episodes alone, and another training may well
+turn a small difference round.
 """
 ABLATED = """Each row changes what its label names, of the base row `{base}`: SoSN(⊗)+SigmE, 5-way 1-shot, on {episodes:,}
 episodes, 4 a step, else as the rows of one budget. One seed each: ± is over episodes and does not cover another
 training, which may well differ by a point, as neighbouring values of η′ do.
 """
-INTRO = """# The paper's tables, and ours
-
+TITLE = "# The paper's tables, and ours\n"
+SHORT = """In short: the paper's own figures, its model here (SoSN(⊗)+SigmE, rows of one budget) and our recipes. Means over
+seeds ± their 95% interval between seeds, running statistics. Five-shot columns of the best recipe on Omniglot are of the
+model that was trained with five shots.
+"""
+INTRO = """\
 This page is made from [results/ledger](../results/ledger) by `python docs/reproduction.py`. An entry there is one training
 with its figures, or one experiment on a trained model, and a command wrote it:
 
@@ -85,7 +104,7 @@ Accuracies are in per cent.
 
 def page(entries: Sequence[Entry]) -> str:
     """The page for a ledger."""
-    parts = [INTRO, _state(entries)]
+    parts = [TITLE, SHORT, short(entries), INTRO, _state(entries)]
     for table, rows in TABLES.items():
         parts.append(f"## {TITLES[table]}\n")
         absent = [label for label in PUBLISHED[table] if label not in {row.label for row in rows}]
@@ -96,7 +115,8 @@ def page(entries: Sequence[Entry]) -> str:
             parts += _group([row for row in rows if row.group == group], entries)
     parts.append(OPEN_MIC)
     planned = _as_planned(entries)
-    parts += ["## What the paper says in words\n", SAID, *(part for claim in claims.CLAIMS for part in _claim(claim, planned))]
+    parts += ["## What the paper says in words\n", SAID, _overview(planned)]
+    parts += [part for claim in claims.CLAIMS for part in _claim(claim, planned)]
     parts += ["## Misprints in the paper\n", "\n".join(f"- {sentence}" for sentence in MISPRINTS) + "\n"]
     return "\n".join(parts)
 
@@ -173,7 +193,7 @@ def _lines(row: Row, protocol: str, entries: Sequence[Entry]) -> list[tuple[str,
     """A line for each split on which a row was measured under a protocol: as it is now or, if it never was, as it was."""
     lines: list[tuple[str, ...]] = []
     own = of_row(entries, row.table, row.id)
-    now = [entry for entry in own if same_recipe(entry, row)]
+    now = as_it_is_now(entries, row)
     remarks = ["an earlier recipe"] if own and not now else []
     own = now or own
     for measure in row.measures:
@@ -248,6 +268,34 @@ def _curves(entries: Sequence[Entry]) -> Figure | None:
     return figure
 
 
+def _verdict(ours: Gap) -> str:
+    """What the first row is beside the second, as far as the interval can tell."""
+    return "ahead" if ours.mean > ours.ci95 else "behind" if ours.mean < -ours.ci95 else "not told apart"
+
+
+def _overview(entries: Sequence[Entry]) -> str:
+    """All claims that differences bear on, a line each: the least and the most of the paper's differences and of ours."""
+    verdicts = ("ahead", "not told apart", "behind")
+    lines = []
+    for claim in claims.CLAIMS:
+        found = [(one.paper, ours) for one in claim.contrasts if (ours := one.ours(entries))]
+        if found:
+            printed = [paper for paper, _ in found if paper is not None]
+            points = [100 * ours.mean for _, ours in found]
+            told = [_verdict(ours) for _, ours in found]
+            cells = [_between(printed), _between(points), *(str(told.count(one)) for one in verdicts)]
+            seeds = sorted({ours.seeds for _, ours in found})
+            lines.append([claim.claim.removesuffix("."), *cells, " or ".join(map(str, seeds))])
+    head = ("claim", "the paper's differences, points", "ours", *verdicts, "seeds that both rows have")
+    return _table(head, lines) if lines else ""
+
+
+def _between(points: Sequence[float]) -> str:
+    """The least and the most of some differences, or the single one."""
+    ends = dict.fromkeys(f"{one:+.2f}" for one in (min(points), max(points))) if points else ()
+    return " to ".join(ends)
+
+
 def _claim(claim: claims.Claim, entries: Sequence[Entry]) -> list[str]:
     """A claim, its quotation, the differences that bear on it and its experiments."""
     parts = [f"### {claim.claim}\n", f"> {claim.quote}\n", *([f"{claim.note}\n"] if claim.note else [])]
@@ -255,8 +303,7 @@ def _claim(claim: claims.Claim, entries: Sequence[Entry]) -> list[str]:
     for one in claim.contrasts:
         ours, paper = one.ours(entries), "" if one.paper is None else f"{one.paper:+.2f}"
         if ours:
-            verdict = "ahead" if ours.mean > ours.ci95 else "behind" if ours.mean < -ours.ci95 else "not told apart"
-            verdict = verdict if ours.seeds > 1 else "– (one seed)"
+            verdict = _verdict(ours) if ours.seeds > 1 else "– (one seed)"
             pair = (f"`{one.first}`", f"`{one.second}`", TITLES[one.table], one.protocol, one.split)
             points = (_points(ours), _points(one.ours(entries, "batch")), str(ours.seeds))
             means = one.of_all_seeds(entries)

@@ -1,7 +1,7 @@
 """The page on what the paper does not have."""
 
 from pages.common import ROOT, accuracy, percent, put, read
-from sosn.reproduce.ledger import gap, of_row, read_entry, read_ledger, same_recipe, summarise
+from sosn.reproduce.ledger import as_it_is_now, gap, of_row, read_entry, read_ledger, summarise
 from sosn.reproduce.row import Measure
 from sosn.reproduce.table import TABLES
 
@@ -74,7 +74,7 @@ def _stages() -> str:
     rows = ["| second stage | first stage | protocol | running, points | batch, points | seeds |", "|---|---|---|---|---|---|"]
     for row in (row for table in TABLES.values() for row in table if row.start):
         pair = (row, next(one for one in TABLES[row.table] if one.id == row.start))
-        own, first = ([e for e in of_row(entries, one.table, one.id) if same_recipe(e, one)] for one in pair)
+        own, first = (as_it_is_now(entries, one) for one in pair)
         for measure in row.measures:
             running, batch = (gap(own, first, measure, statistics) for statistics in ("running", "batch"))
             if running and batch:

@@ -6,6 +6,8 @@ from typing import Any
 from scipy import stats
 
 from pages.common import ROOT, accuracy, ahead, over_seeds, put, read
+from pages.short import short
+from sosn.reproduce.ledger import read_ledger
 
 
 def fill(text: str) -> str:
@@ -19,6 +21,7 @@ def fill(text: str) -> str:
     text = put(text, "fresh", f"{over_seeds(sigme, 1)}% on average, {100 * min(sigme):.1f} to {100 * max(sigme):.1f}%")
     text = put(text, "power-norm", _norms(norms))
     text = put(text, "power-norm-long", _norms(read("results/glyphs-power-norm-long.json")))
+    text = put(text, "short", "\n" + short(read_ledger(ROOT / "results/ledger")))
     text = put(text, "models", _models())
     shown = accuracy(read("src/sosn/models/glyphs.json"), 2)
     return re.sub(r"# [\d.]+ ± [\d.]+%: mean and", f"# {shown}%: mean and", text)

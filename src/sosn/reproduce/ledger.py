@@ -130,6 +130,11 @@ def of_row(entries: Iterable[Entry], table: str, row: str) -> list[Entry]:
     return sorted(own, key=lambda entry: int(entry["seed"]))
 
 
+def as_it_is_now(entries: Iterable[Entry], row: Row) -> list[Entry]:
+    """The entries of a row that were trained with its recipe of today, by seed."""
+    return [entry for entry in of_row(entries, row.table, row.id) if same_recipe(entry, row)]
+
+
 def summarise(entries: Sequence[Entry], measure: Measure, statistics: str) -> Summary | None:
     """A figure of one row over its seeds; None where no seed has it."""
     found = [(entry["seed"], figure) for entry in entries if (figure := find_figure(entry, measure, statistics))]
