@@ -15,9 +15,10 @@ from torch import Tensor
 
 import sosn
 from sosn.bench.contenders import Shape
-from sosn.models import calibration_of, model_path
+from sosn.cli.show import show_card
+from sosn.models import calibration_of, model_card, model_path
 from sosn.recipe import load_recipe
-from sosn.storage import WEIGHTS_FILE
+from sosn.storage import WEIGHTS_FILE, shelf
 from sosn.training import trainer
 from sosn.training.setup import open_split
 
@@ -117,6 +118,33 @@ def test_settings_of_copies_are_held_against_none_on_the_same_episodes(tmp_path:
         assert row["accuracy"] == pytest.approx(found.accuracy)
         assert row["difference"] == pytest.approx(row["accuracy"] - rows[0]["accuracy"])
     assert rows[1]["difference"] != 0
+
+
+def test_figures_of_further_protocols_are_put_into_a_card_and_take_the_place_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for suffix in ("safetensors", "json"):
+        shutil.copy(shelf() / f"glyphs.{suffix}", tmp_path)
+    for module in ("sosn.models", "sosn.storage"):
+        monkeypatch.setattr(f"{module}.shelf", lambda: tmp_path)
+    before = model_card("glyphs")
+    small = "drawings=4"
+    words = ["glyphs", "--sizes", "3,1,1", "2,2,1", "--words", small, f"{small},seed=5", "--episodes", "2"]
+    for _ in range(2):
+        monkeypatch.setattr(sys, "argv", ["card_figures.py", *words])
+        runpy.run_path(str(BENCHMARKS / "card_figures.py"), run_name="__main__")
+    card = model_card("glyphs")
+    assert [(one["way"], one["shot"], one["seed"]) for one in card["figures"]] == [(3, 1, 0), (2, 2, 0), (3, 1, 5), (2, 2, 5)]
+    assert {key: value for key, value in card.items() if key != "figures"} == before
+    assert list(card)[-1] == "calibration"
+    bank = sosn.open_bank("glyphs", "val", drawings=4)
+    found = sosn.evaluate(sosn.load("glyphs"), bank, 2, 2, 1, 2, seed=5)
+    assert card["figures"][3]["accuracy"] == found.accuracy
+    assert card["figures"][3]["fingerprint"] == found.fingerprint
+    capsys.readouterr()
+    show_card("glyphs", card)
+    told = capsys.readouterr().out
+    assert "% on glyphs val classes, drawings=4, seed=5, 2-way 2-shot, 2 episodes of 1 queries a class, running" in told
 
 
 def test_answers_and_times_of_a_gallery_are_kept_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,6 +86,17 @@ def test_rotations_are_training_classes_of_their_own(tmp_path: Path) -> None:
     assert len(sosn.open_bank("omniglot", "test", rotations=True).names) == len(sosn.open_bank("omniglot", "test").names)
 
 
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_classes_of_all_splits_are_turned_where_that_is_asked_for(tmp_path: Path, split: str) -> None:
+    prepare_dataset("omniglot", omniglot_tree(tmp_path / "source"))
+    plain, turned = (sosn.open_bank("omniglot", split, all_rotations=wanted) for wanted in (False, True))
+    assert turned.names == tuple(f"{name}{angle}" for angle in ("", "@90", "@180", "@270") for name in plain.names)
+    name = plain.names[0]
+    assert torch.equal(turned.class_images(f"{name}@180"), plain.class_images(name).rot90(2, (-2, -1)))
+    mirrored = sosn.open_bank("omniglot", split, all_rotations=True, reflections=True)
+    assert len(mirrored.names) == (8 if split == "train" else 4) * len(plain.names)
+
+
 def test_reflections_are_training_classes_of_their_own_also_of_turned_ones(tmp_path: Path) -> None:
     prepare_dataset("omniglot", omniglot_tree(tmp_path / "source"))
     plain, turned, all_eight = (

@@ -385,24 +385,34 @@ def test_a_process_that_waits_in_vain_for_another_is_ended_after_a_while(grace: 
     assert ("another process of this run has ended" in told.stderr) == (ends != 0)
 
 
-CLOSING = """
+SETTLING = """
 import sys
 import torch
 from lightning_fabric import Fabric
 from sosn.training.workers import launched
 
-if sys.argv[1] == "caller":
-    torch.distributed.init_process_group("gloo", rank=0, world_size=1)
-with launched(Fabric(accelerator="cpu", strategy="ddp", devices=1)):
-    print(torch.distributed.is_initialized())
-print(torch.distributed.is_initialized())
+def barrier():
+    print("waits")
+    raise RuntimeError("gloo: connection closed by peer")
+
+fabric = Fabric(accelerator="cpu", strategy="ddp", devices=1)
+fabric.launch()
+torch.distributed.barrier = barrier
+try:
+    with launched(fabric):
+        print("trains")
+        assert sys.argv[1] == "ends"
+except AssertionError:
+    print("fails")
+print("through")
 """
 
 
-@pytest.mark.parametrize(("by", "left"), [("launched", False), ("caller", True)])
-def test_what_connects_processes_is_closed_in_the_end_unless_it_is_the_callers(by: str, left: bool) -> None:
-    told = launch("-c", CLOSING, by)
-    assert told.stdout.split() == ["True", str(left)], told.stderr
+@pytest.mark.parametrize(("way", "told"), [("ends", "trains waits through"), ("breaks", "trains fails through")])
+def test_a_process_waits_for_gloo_before_it_ends_and_takes_no_harm_if_others_are_gone(way: str, told: str) -> None:
+    """Without the wait, one of some ten trainings of two processes was aborted on its way out."""
+    ended = launch("-c", SETTLING, way)
+    assert ended.stdout.split() == told.split(), ended.stderr
 
 
 def test_episodes_that_cannot_be_shared_and_devices_that_are_not_there_are_refused() -> None:

@@ -141,12 +141,14 @@ def show_card(name: str, card: dict[str, Any]) -> None:
     recipe = card["recipe"]
     episodes = recipe["training"]["steps"] * recipe["episodes"]["episodes_per_step"]
     out.print(f"[bold]{name}[/bold]: {card['title']}", soft_wrap=True)
-    out.print(
-        f"{100 * card['accuracy']:.2f} ± {100 * card['ci95']:.2f}% on {card['data']} {card['split']} classes, "
-        f"{card['way']}-way {card['shot']}-shot, {card['episodes']} episodes, "
-        f"{card['statistics']} statistics, seed {card['seed']}",
-        soft_wrap=True,
-    )
+    for figure in (card, *card.get("figures", [])):
+        words = "".join(f", {word}" for word in figure.get("words", []))
+        out.print(
+            f"{100 * figure['accuracy']:.2f} ± {100 * figure['ci95']:.2f}% on {card['data']} {figure['split']} classes{words}, "
+            f"{figure['way']}-way {figure['shot']}-shot, {figure['episodes']} episodes of {figure['query']} queries a class, "
+            f"{figure['statistics']} statistics, seed {figure['seed']}",
+            soft_wrap=True,
+        )
     first = batches(card["first_stage"]) + ", then " if "first_stage" in card else ""
     trained = f"trained on {first}{episodes:,} episodes"
     out.print(f"{trained}; {card['parameters']:,} parameters, {card['bytes']:,} bytes", soft_wrap=True)

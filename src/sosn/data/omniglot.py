@@ -38,6 +38,7 @@ def omniglot(
     size: int = 28,
     rotations: bool = False,
     reflections: bool = False,
+    all_rotations: bool = False,
 ) -> Bank:
     """Characters, grey. partition="vinyals": 1028 train, 172 val, 423 test classes (Vinyals et al., 2016).
 
@@ -45,7 +46,8 @@ def omniglot(
     partition="lake": the background alphabets train, but for five that are val, and the evaluation alphabets are test: 792,
     172 and 659 classes (Lake et al., 2015; the val alphabets are those of Vinyals et al.).
     rotations=True adds the training classes turned by 90, 180 and 270 degrees as classes of their own; reflections=True adds
-    the mirror images of all these as further ones.
+    the mirror images of all these as further ones. all_rotations=True turns the classes of val and test too, as Snell et al.
+    (2017) and Sung et al. (2018) count them: fewer look-alikes meet in an episode, so figures are higher.
     """
     check_split(split)
     classes = read_index("omniglot", size)["classes"]
@@ -59,10 +61,9 @@ def omniglot(
         first, last = {"train": (0, 1100), "val": (1100, 1200), "test": (1200, 1623)}[split]
         wanted = {sorted(classes)[number] for number in order[first:last]}
     bank = open_prepared("omniglot", size, split, lambda name, _: name in wanted, drawer_of)
-    if split == "train":
-        bank = bank.with_rotations() if rotations else bank
-        bank = bank.with_reflections() if reflections else bank
-    return bank
+    if all_rotations or (rotations and split == "train"):
+        bank = bank.with_rotations()
+    return bank.with_reflections() if reflections and split == "train" else bank
 
 
 def vinyals_split(name: str) -> str:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch.distributed
 from lightning_fabric import Fabric
@@ -17,22 +17,16 @@ GRACE = 60.0  # seconds that this process has to notice by itself that one has d
 
 @contextmanager
 def launched(fabric: Fabric) -> Iterator[None]:
-    """Start them, watch over them, and end them if this process fails or is interrupted: they would wait in vain.
-
-    What connects them is closed in the end: its threads, left to run, at times abort a process that exits.
-    """
+    """Start them, watch over them, and end them if this process fails or is interrupted: they would wait in vain."""
     workers: list[subprocess.Popen[bytes]] = []
     over = threading.Event()
-    connected = _connected()  # by a caller, who may need it still
     try:
         fabric.launch()
         workers += _taken_over(fabric)
         if workers:
             threading.Thread(target=_watch, args=(workers, over), daemon=True).start()
         yield
-        if _connected() and not connected:
-            fabric.barrier()  # nobody is in the middle of anything
-            torch.distributed.destroy_process_group()
+        _settle()
     except BaseException:
         for worker in (*workers, *_taken_over(fabric)):
             worker.kill()
@@ -42,8 +36,14 @@ def launched(fabric: Fabric) -> Iterator[None]:
         over.set()
 
 
-def _connected() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
+def _settle() -> None:
+    """Wait until gloo has let go of all that went to other processes.
+
+    A thread of its that drops the last tensor while Python already ends would abort this process.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_backend() == "gloo":
+        with suppress(RuntimeError):  # another process has ended, and all that this one had to do is done
+            torch.distributed.barrier()
 
 
 def _taken_over(fabric: Fabric) -> list[subprocess.Popen[bytes]]:
