@@ -1,10 +1,10 @@
-"""Drawings on the ground that a model does not know: right answers with pictures as they are, and turned as it knows them.
+"""Drawings on the ground that a model does not know: right answers with pictures as they are, and inverted as it knows them.
 
     python benchmarks/ground.py --models omniglot glyphs --out results/ground-omniglot.json
 
 5-way 1-shot tasks of Omniglot's validation classes go through FewShotClassifier as drawn (paper), as negatives, and as on a
 board: strokes of 0.8 on a ground of 0.25 with noise of 0.03, an imitation. Also how many of all drawings of a split would be
-turned, and how many of their negatives.
+inverted, and how many of their negatives.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from torch import Tensor
 import sosn
 from sosn.device import machine
 from sosn.errors import SosnWarning
-from sosn.ground import turned
+from sosn.ground import inverted
 
 WAY, QUERIES = 5, 5
 STROKES, GROUND, NOISE = 0.8, 0.25, 0.03  # of a board
@@ -66,7 +66,7 @@ def measure(model: str, tasks: int) -> list[dict[str, Any]]:
 def recognised(split: str) -> dict[str, Any]:
     """How many drawings of a split are taken to be on a dark ground, and how many of their negatives."""
     images = torch.as_tensor(sosn.open_bank("omniglot", split).images)
-    counts = [sum(turned(part, "light")[1] for part in look.split(1024)) for look in (images, 255 - images)]
+    counts = [sum(inverted(part, "light")[1] for part in look.split(1024)) for look in (images, 255 - images)]
     return {"split": split, "drawings": len(images), "turned": counts[0], "negatives_turned": counts[1]}
 
 

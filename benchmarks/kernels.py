@@ -11,18 +11,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 
 import torch
 import triton
 from torch import Tensor
 
-from sosn.kernel import triton_first_backward, triton_first_forward, triton_norm_pool, triton_pair_pool
+from sosn.kernel import triton_first_backward, triton_first_forward, triton_join_pool, triton_norm_pool, triton_pair_pool
 from sosn.kernel.running import Running
 from sosn.kernel.triton_launch import Launch
 from sosn.kernel.triton_patches import Layout, Moments
 
 WIDTH = 64
+WIDTHS = (64, 160, 320, 640)  # of ResNet-12's stages
 SHAPES = {"5w1s15q 84²": (5, 75, 3, 84), "20w1s5q 28²": (20, 100, 1, 28)}  # way, queries, image channels, image side
 ROWS, WARPS, STAGES, REGISTERS = (16, 32, 64, 128), (4, 8), (1, 2, 3), (None, 96, 128, 168)
 PROGRAMS = (264, 528, 1056, 2112)
@@ -74,6 +76,24 @@ def norm_cases(where: str, images: int, side: int, pool: bool) -> Iterator[Case]
     yield Case("reduce_rough", where, 0, back)
     yield Case("totals", where, 0, back)
     yield Case("spread", where, size(given, given, gradient), back, module, "SPREAD" + flat)
+
+
+def join_cases(where: str, images: int, channels: int, side: int, pool: bool) -> Iterator[Case]:
+    """join_pool at the end of one of ResNet-12's stages."""
+    module = triton_join_pool
+    first, second = maps(images, channels, side, side), maps(images, channels, side, side)
+    one, zero = torch.ones(channels, device="cuda"), torch.zeros(channels, device="cuda")
+    own, other = (triton_norm_pool.moments(given, one, zero, None, 1e-5, None) for given in (first, second))
+    values = (own, other)
+    result = module.apply(first, second, values, pool, 0.1)
+    gradient = torch.randn_like(result)
+    flat = "" if pool else "_FLAT"
+    apply = lambda: module.apply(first, second, values, pool, 0.1)  # noqa: E731
+    yield Case("apply", where, size(first, second, result), apply, module, "APPLY" + flat)
+    back = lambda: module.backward(first, second, gradient, values, torch.float32, pool, 0.1)  # noqa: E731
+    yield Case("reduce", where, size(first, second, gradient), back, module, "REDUCE")
+    yield Case("totals", where, 0, back)
+    yield Case("spread", where, 2 * size(first, second) + size(gradient), back, module, "SPREAD" + flat)
 
 
 def first_cases(where: str, sides: list[Tensor], group: int, needed: list[bool]) -> Iterator[Case]:
@@ -141,6 +161,9 @@ def cases(shape: str, episodes: int) -> Iterator[Callable[[], Iterator[Case]]]:
     yield lambda: norm_cases("similarity 2", episodes * way * queries, 29, True)
     yield lambda: norm_cases("similarity 3", episodes * way * queries, 12, True)
     yield lambda: pair_cases("pair_pool", episodes, way, queries)
+    stages = list(enumerate(zip(WIDTHS, (side, side // 2, side // 4, side // 8), strict=True), 1))
+    for number, (width, own) in stages:
+        yield partial(join_cases, f"ResNet-12, {number}", images, width, own, number < len(stages))
 
 
 def kernel_times(run: Callable[[], object], repeat: int = 5) -> dict[str, float]:

@@ -160,7 +160,7 @@ def test_a_picture_beside_the_folders_of_classes_is_left_out_and_said(cli: Cli, 
     assert "1 file in 'support' left out, such as 'stray.png'" in err
 
 
-def test_drawings_on_a_blackboard_are_turned_and_told_once_for_all_files(cli: Cli, drawings: Path, tmp_path: Path) -> None:
+def test_drawings_on_a_blackboard_are_inverted_and_told_once_for_all_files(cli: Cli, drawings: Path, tmp_path: Path) -> None:
     files = sorted((drawings / "query").glob("*/*.png"))
     for number, file in enumerate(files):
         Image.fromarray(255 - np.array(Image.open(file))).save(tmp_path / f"{number}.png")
@@ -168,17 +168,17 @@ def test_drawings_on_a_blackboard_are_turned_and_told_once_for_all_files(cli: Cl
     (tmp_path / "torn.png").write_bytes(b"\x89PNG")
     words = ["classify", "--support", str(drawings / "support"), "--model", "glyphs", "--json"]
     _, out, err = cli(*words, *map(str, files))
-    assert "turned" not in err
+    assert "inverted" not in err
     expected = [answer["probabilities"] for answer in json.loads(out)["answers"]]
     code, out, err = cli(*words, "--html", "page.html", *boards)
     assert code == 1  # for the torn one
-    assert err.count("turned") == 1
-    assert "note: 6 of 6 images were turned from light on dark to dark on light" in err
+    assert err.count("were inverted") == 1
+    assert "note: 6 of 6 images were inverted, from light on dark to dark on light" in err
     assert "--polarity as_is" in err
     assert [answer["probabilities"] for answer in json.loads(out)["answers"]] == expected
     code, out, err = cli(*words, "--polarity", "as_is", *boards[:-1])
     assert code == 0, err
-    assert "turned" not in err
+    assert "inverted" not in err
     assert [answer["probabilities"] for answer in json.loads(out)["answers"]] != expected
     code, _, err = cli(*words, "--polarity", "inverted", *boards[:-1])
     assert code == 2

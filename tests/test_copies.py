@@ -52,15 +52,16 @@ def test_copies_go_by_equal_steps_to_either_side_of_the_image_and_of_its_mirror_
     assert [one is images for one in evaluation_copies(images, mirror=False, scales=0, turns=0)] == [True]
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-12)])
 @pytest.mark.parametrize("degrees", [12.0, -30.0])
-def test_a_copy_is_turned_anticlockwise_by_the_given_angle(degrees: float) -> None:
+def test_a_copy_is_turned_anticlockwise_by_the_given_angle(degrees: float, dtype: torch.dtype, tolerance: float) -> None:
     """Of an image that is x − 2y in pixels, also one that is not square, in the middle, where nothing is beyond the border."""
-    x, y = torch.arange(24) - 11.5, torch.arange(16).unsqueeze(1) - 7.5
+    x, y = torch.arange(24, dtype=dtype) - 11.5, torch.arange(16, dtype=dtype).unsqueeze(1) - 7.5
     found = turned((x - 2 * y).expand(1, 1, 16, 24), degrees)
     sine, cosine = math.sin(math.radians(degrees)), math.cos(math.radians(degrees))
     from_x, from_y = cosine * x - sine * y, sine * x + cosine * y  # rows go down
     middle = (slice(4, 12), slice(8, 16))
-    torch.testing.assert_close(found[0, 0][middle], (from_x - 2 * from_y)[middle], atol=1e-4, rtol=0)
+    torch.testing.assert_close(found[0, 0][middle], (from_x - 2 * from_y)[middle], atol=tolerance, rtol=0)
 
 
 def test_a_copy_turned_by_a_right_angle_is_the_turned_image() -> None:

@@ -1,4 +1,4 @@
-"""Light strokes on a dark ground: seen, turned the way round that the model knows, and told."""
+"""Light strokes on a dark ground: seen, inverted to the way round that the model knows, and told."""
 
 import warnings
 from collections.abc import Callable
@@ -14,7 +14,7 @@ import sosn
 from sosn import FewShotClassifier, Gallery
 from sosn.data import Bank
 from sosn.errors import SosnWarning, UsageError
-from sosn.ground import Ground, ground_for, turned
+from sosn.ground import Ground, ground_for, inverted
 from sosn.method import PrototypicalNet
 from sosn.preprocessing import Preprocessing
 from test_kind import from_archive
@@ -74,17 +74,17 @@ def test_the_shipped_models_of_drawings_know_a_light_ground(name: str, ground: G
 
 @pytest.mark.parametrize("size", [28, 84])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_every_generated_character_is_turned_from_the_other_ground_and_left_on_its_own(size: int, channels: int) -> None:
+def test_every_generated_character_is_inverted_from_the_other_ground_and_left_on_its_own(size: int, channels: int) -> None:
     images = sosn.open_bank("glyphs", "val", alphabets=10, characters=6, drawings=4, size=size).images.expand(
         -1, channels, -1, -1
     )
     negative = 255 - images
     for ground, own, other in (("light", images, negative), ("dark", negative, images)):
         for given, count in ((own, 0), (other, len(images))):
-            found, told = turned(given, ground)  # type: ignore[arg-type]
+            found, told = inverted(given, ground)  # type: ignore[arg-type]
             assert told == count
             assert torch.equal(found, own)
-        assert turned(other, None)[1] == 0
+        assert inverted(other, None)[1] == 0
 
 
 def _tones(low: int, high: int) -> Tensor:
@@ -105,7 +105,7 @@ def _tones(low: int, high: int) -> Tensor:
     ],
 )
 def test_the_ground_is_judged_by_the_picture_s_own_tones(image: Tensor, count: int) -> None:
-    assert turned(image, "light")[1] == count
+    assert inverted(image, "light")[1] == count
 
 
 @pytest.mark.parametrize("ground", ["light", "dark"])
@@ -113,12 +113,12 @@ def test_a_grey_uneven_ground_becomes_pure_and_strokes_stay(ground: Ground) -> N
     board = _tones(60, 200)
     board[..., ::2, :] -= 8 * (board[..., ::2, :] == 60)  # half of it is darker than its median
     given, pure = (board, 255) if ground == "light" else (255 - board, 0)
-    found, count = turned(given, ground)
+    found, count = inverted(given, ground)
     assert count == 1
     strokes = round(255 * (200 - 60) / (255 - 60))  # as far from the ground as they were, of what there is
     assert torch.equal(found == pure, board <= 60)
     assert found[board == 200].unique().tolist() == [255 - strokes if ground == "light" else strokes]
-    assert turned(found, ground)[1] == 0
+    assert inverted(found, ground)[1] == 0
 
 
 def test_a_filled_shape_a_frame_and_colour_are_left_as_they_are() -> None:
@@ -127,15 +127,15 @@ def test_a_filled_shape_a_frame_and_colour_are_left_as_they_are() -> None:
     frame = torch.full((1, 3, 28, 28), 255, dtype=torch.uint8)
     frame[..., :2, :] = frame[..., -2:, :] = frame[..., :2] = frame[..., -2:] = 0  # its border is dark, most of it is not
     night = _tones(0, 255).repeat(1, 3, 1, 1)
-    assert turned(night, "light")[1] == 1
+    assert inverted(night, "light")[1] == 1
     night[:, 2] += 60 * (night[:, 2] == 0)  # deep blue
     for image in (shape, frame, night):
-        assert turned(image, "light")[1] == 0
+        assert inverted(image, "light")[1] == 0
 
 
-def test_only_the_pictures_on_the_other_ground_are_turned() -> None:
+def test_only_the_pictures_on_the_other_ground_are_inverted() -> None:
     dark, light = _tones(0, 255), _tones(255, 0)
-    found, count = turned(torch.cat((dark, light, dark)), "light")
+    found, count = inverted(torch.cat((dark, light, dark)), "light")
     assert count == 2
     assert torch.equal(found, light.repeat(3, 1, 1, 1))
 
@@ -147,14 +147,14 @@ def test_negatives_are_answered_as_their_originals_are(bank: Bank, model: str) -
         warnings.simplefilter("error")  # nothing is said of pictures that are left as they are
         plain = FewShotClassifier(model).fit(support, labels)
         expected = plain.similarities(queries)
-    with pytest.warns(SosnWarning, match=f"^25 of 25 images were turned from light on dark to dark on light, .*{SWITCH}"):
+    with pytest.warns(SosnWarning, match=f"^25 of 25 images were inverted, from light on dark to dark on light, .*{SWITCH}"):
         np.testing.assert_array_equal(plain.similarities(_negative(queries)), expected)
-    with pytest.warns(SosnWarning, match="^5 of 5 images were turned"):
-        turned_support = FewShotClassifier(model).fit(_negative(support), labels)
-    np.testing.assert_array_equal(turned_support.similarities(queries), expected)
+    with pytest.warns(SosnWarning, match="^5 of 5 images were inverted"):
+        inverted_support = FewShotClassifier(model).fit(_negative(support), labels)
+    np.testing.assert_array_equal(inverted_support.similarities(queries), expected)
     mixed = [*_negative(queries[:1]), *queries[1:]]
-    with pytest.warns(SosnWarning, match="^1 of 25 images was turned"):
-        np.testing.assert_array_equal(turned_support.similarities(mixed), expected)
+    with pytest.warns(SosnWarning, match="^1 of 25 images was inverted"):
+        np.testing.assert_array_equal(inverted_support.similarities(mixed), expected)
 
 
 def test_it_is_told_once_a_call(bank: Bank) -> None:
@@ -171,7 +171,7 @@ def test_it_is_told_once_a_call(bank: Bank) -> None:
         explained = classifier.explain(many[0])
     assert len(told) == 1
     assert explained == classifier.explain(255 - many[0])
-    with pytest.warns(SosnWarning, match="^1 of 1 images was turned"):
+    with pytest.warns(SosnWarning, match="^1 of 1 images was inverted"):
         classifier.partial_fit(_negative(support[:1]), labels[:1])
 
 
@@ -213,7 +213,7 @@ def test_a_gallery_s_warnings_name_the_line_that_called_it(bank: Bank, tmp_path:
         lambda: gallery.shortlist(negative),
     ]
     for call in calls:
-        with pytest.warns(SosnWarning, match="was turned") as told:
+        with pytest.warns(SosnWarning, match="was inverted") as told:
             call()
         assert [Path(one.filename) for one in told] == [Path(__file__)]
 
@@ -223,12 +223,12 @@ def test_a_gallery_turns_drawings_too(bank: Bank, tmp_path: Path) -> None:
     one = Gallery.create(tmp_path / "one", "glyphs")
     one.add_classes({name: bank.class_images(name)[:1] for name in bank.names})
     other = Gallery.create(tmp_path / "other", "glyphs")
-    with pytest.warns(SosnWarning, match="^5 of 5 images were turned") as told:
+    with pytest.warns(SosnWarning, match="^5 of 5 images were inverted") as told:
         other.add_classes({name: 255 - bank.class_images(name)[:1] for name in bank.names})
     assert len(told) == 1
     expected = one.search(queries)
     assert other.search(queries) == expected
-    with pytest.warns(SosnWarning, match="^25 of 25 images were turned"):
+    with pytest.warns(SosnWarning, match="^25 of 25 images were inverted"):
         assert one.search(_negative(queries)) == expected
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -238,7 +238,7 @@ def test_a_gallery_turns_drawings_too(bank: Bank, tmp_path: Path) -> None:
         assert answers != expected
         again = Gallery(tmp_path / "plain")  # it remembers that pictures are left as they are
         assert (again.search(_negative(queries)), again.shortlist(_negative(queries), 3)) == (answers, shortlists)
-    with pytest.warns(SosnWarning, match="^25 of 25 images were turned"):
+    with pytest.warns(SosnWarning, match="^25 of 25 images were inverted"):
         assert one.shortlist(_negative(queries), 3) == one.shortlist(queries, 3)
     with pytest.raises(UsageError, match="choose auto or as_is"):
         Gallery.create(tmp_path / "third", "glyphs", polarity="no")  # type: ignore[arg-type]
@@ -267,8 +267,8 @@ def test_strokes_on_a_transparent_ground_are_strokes_on_white(bank: Bank, tmp_pa
 @pytest.mark.real_data
 def test_omniglot_s_drawings_are_told_from_their_negatives(real_data: Path) -> None:
     images = torch.cat(from_archive(real_data / "omniglot.tar.xz", 37, 300))
-    assert turned(images, "light")[1] == 0
-    assert turned(255 - images, "light")[1] == len(images) == 300
+    assert inverted(images, "light")[1] == 0
+    assert inverted(255 - images, "light")[1] == len(images) == 300
 
 
 def _paper(ground: int, ink: int) -> Tensor:
@@ -286,7 +286,7 @@ def test_shaded_paper_with_a_glare_is_paper() -> None:
     faint = torch.full((1, 64, 64), 20, dtype=torch.uint8)  # an all but black picture with a little noise is no drawing
     faint[:, ::7, ::7] = 40
     pictures = torch.stack((glare, shade, speck, faint))
-    shown, count = turned(pictures, "light")
+    shown, count = inverted(pictures, "light")
     assert count == 0
     assert torch.equal(shown, pictures)
-    assert turned(255 - pictures[1:3], "light")[1] == 2
+    assert inverted(255 - pictures[1:3], "light")[1] == 2

@@ -126,16 +126,20 @@ def test_norm_pool_finds_normalised_values_however_small_the_weight(
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("channels", "height", "width"), [(6, 6, 4), (5, 7, 5), (70, 3, 2)])
+@pytest.mark.parametrize(
+    ("channels", "height", "width", "ties"), [(6, 6, 4, False), (5, 7, 5, False), (70, 3, 2, False), (6, 8, 6, True)]
+)
 @pytest.mark.parametrize("pool", [True, False])
 @pytest.mark.usefixtures("triton")
 def test_join_pool_is_a_sum_of_batch_norms_leaky_relu_and_pooling(
-    draw: Callable[..., Tensor], dtype: torch.dtype, channels: int, height: int, width: int, pool: bool
+    draw: Callable[..., Tensor], dtype: torch.dtype, channels: int, height: int, width: int, ties: bool, pool: bool
 ) -> None:
     first, second = ((number + 2 * draw(5, channels, height, width)).to(device(), dtype) for number in (3, -1))
+    if ties:  # values of 0 and 1: often several of four positions are highest
+        first, second = ((maps > maps.mean()).to(dtype) for maps in (first, second))
     kind = torch.float64 if dtype == torch.float64 else torch.float32
     parameters = [draw(channels).to(device(), kind) for _ in range(4)]  # some weights are negative
-    parameters[2][1] = 0
+    parameters[0][2] = parameters[2][1] = 0
     inputs = [tensor.requires_grad_() for tensor in (first, second, *parameters)]
 
     def fresh(place: str) -> tuple[Running, Running]:
@@ -470,6 +474,13 @@ def test_a_single_value_has_no_statistics_with_either_engine() -> None:
 
 
 @pytest.mark.usefixtures("triton")
+def test_a_single_value_of_two_maps_has_no_statistics() -> None:
+    maps, one = torch.ones(1, 5, 1, 1, device=device()), torch.ones(5, device=device())
+    with pytest.raises(ValueError, match=r"more than 1 value per channel.*\[1, 5, 1, 1\]"):
+        join_pool.join_pool(maps, maps, ((one, one, 1e-5), (one, one, 1e-5)), False, 0.1)
+
+
+@pytest.mark.usefixtures("triton")
 def test_a_weight_may_be_a_part_of_another_tensor(draw: Callable[..., Tensor]) -> None:
     dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float64
     maps, whole = draw(2, 3, 8, 8).to(device(), dtype), draw(6, 4, 3, 3).bfloat16().to(device(), dtype)
@@ -509,25 +520,37 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
 def test_results_do_not_depend_on_how_kernels_are_launched(
     draw: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sosn.kernel import triton_first_backward, triton_first_forward, triton_norm_pool
+    from sosn.kernel import triton_first_backward, triton_first_forward, triton_join_pool, triton_norm_pool
     from sosn.kernel.triton_launch import Launch
 
-    maps, query = draw(3, 2, 9, 8).to(device()), draw(2, 2, 1, 1, 8, 8).to(device())
+    maps, query = draw(10, 2, 11, 12).to(device()), draw(2, 5, 1, 1, 12, 12).to(device())
     if torch.cuda.is_available():
         maps, query = maps.bfloat16(), query.bfloat16()
 
     def results() -> list[Tensor]:
-        net = nn.Sequential(*make_block(2), *layers.block(5, 5, 0, False)).to(maps.dtype)
-        (layers.run(net, maps).square().sum() + layers.run_pairs(net, query, query).square().sum()).backward()
-        return [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
+        net = nn.Sequential(*make_block(2), *layers.block(5, 5, 0, False), *layers.block(5, 5, 1, True)).to(maps.dtype)
+        stages = [resnet12.Stage(2, 5, pool).to(maps) for pool in (True, False)]
+        (layers.run(net[:-4], maps).square().sum() + layers.run_pairs(net, query, query).square().sum()).backward()
+        for stage in stages:
+            stage(maps).square().sum().backward()
+        return [parameter.grad for part in (net, *stages) for parameter in part.parameters() if parameter.grad is not None]
 
-    before = results()
-    for module in (triton_first_forward, triton_first_backward, triton_norm_pool):
+    before, taken = results(), set()
+
+    class Few(Launch):
+        """Programs that take several tiles each."""
+
+        def grid(self, rows: int) -> int:
+            taken.add(rows)
+            return super().grid(rows)
+
+    for module in (triton_first_forward, triton_first_backward, triton_norm_pool, triton_join_pool):
         for name, value in vars(module).items():
             if isinstance(value, Launch) and value.programs:
-                monkeypatch.setattr(module, name, Launch(16, 4, 1, 2))  # several tiles a program
+                monkeypatch.setattr(module, name, Few(16, 4, 1, 2))
     for ours, theirs in zip(results(), before, strict=True):
         close(ours, theirs, TOLERANCE[maps.dtype])
+    assert min(taken) > 2 * 16  # or a program had a single tile
 
 
 @pytest.mark.usefixtures("triton")

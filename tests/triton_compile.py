@@ -58,8 +58,9 @@ def other_blocks() -> None:
     triton_norm_pool.backward(maps, result, torch.randn_like(result), values, weight, weight, True, True)
     triton_norm_pool.apply(maps, (weight, weight), False, True, 0.1)
     triton_norm_pool.backward(maps, maps, maps, values, weight, weight, False, True, 0.1)
-    result = triton_join_pool.apply(maps, maps, (values, values), True, 0.1)
-    triton_join_pool.backward(maps, maps, result, (values, values), weight.dtype, True, 0.1)
+    for pool in (True, False):
+        result = triton_join_pool.apply(maps, maps, (values, values), pool, 0.1)
+        triton_join_pool.backward(maps, maps, result, (values, values), weight.dtype, pool, 0.1)
     support, query = (torch.randn(1, count, 12, 12, 64).bfloat16().movedim(-1, -3) for count in (5, 3))
     mean, _ = triton_pair_pool.side_moments(query)
     result = triton_pair_pool.forward(support, query, (weight, weight))

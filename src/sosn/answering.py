@@ -13,7 +13,7 @@ from torch import Tensor
 from sosn.classifier import Alike, Answer, FewShotClassifier
 from sosn.data.folder import image_files
 from sosn.errors import DataError, SosnWarning, UsageError
-from sosn.ground import turned, warn_turned
+from sosn.ground import inverted, warn_inverted
 from sosn.kind import FITTING
 from sosn.models import shipped_models
 from sosn.pictures import read_picture
@@ -79,7 +79,7 @@ def classify_files(
 ) -> list[Classified]:
     """Classify files; one that cannot be read gets an error in place of an answer, and the others go on.
 
-    alike: name the most alike picture of the support too. How many images were turned to the ground that the model knows is
+    alike: name the most alike picture of the support too. How many images were inverted to the ground that the model knows is
     told once, at the end.
     """
     size, channels = classifier.method_.preprocessing.source, classifier.method_.preprocessing.channels
@@ -94,14 +94,14 @@ def classify_files(
                 images[file] = read_picture(file, size, channels)
             except DataError as error:
                 errors[file] = str(error)
-        shown, own = turned(torch.stack(list(images.values())), classifier.ground_) if images else (torch.empty(0), 0)
+        shown, own = inverted(torch.stack(list(images.values())), classifier.ground_) if images else (torch.empty(0), 0)
         pictures, count = list(shown), count + own  # which the classifier turns no more
         answers = dict(zip(images, classifier.answers(pictures, reject), strict=True)) if images else {}
         nearest = dict(zip(images, classifier.most_alike(pictures), strict=True)) if images and alike else {}
         told += [Classified(file, answers.get(file), nearest.get(file), errors.get(file)) for file in part]
         if progress:
             progress(len(told), len(files))
-    warn_turned(count, sum(one.error is None for one in told), classifier.ground_, stacklevel=2)
+    warn_inverted(count, sum(one.error is None for one in told), classifier.ground_, stacklevel=2)
     return told
 
 

@@ -19,7 +19,7 @@ from sosn.confidence import CALIBRATION_FILE, Calibration, probabilities, read_c
 from sosn.device import resolve_device
 from sosn.errors import CheckpointError, NotFittedError, SosnWarning, UsageError
 from sosn.files import write_atomically
-from sosn.ground import Ground, Turning, ground_for, turned, warn_turned
+from sosn.ground import Ground, Inverting, ground_for, inverted, warn_inverted
 from sosn.kind import Kind
 from sosn.method import TimmPrototype
 from sosn.method.base import Method
@@ -76,7 +76,7 @@ class FewShotClassifier:
 
     Pictures are paths, a folder, Pillow images, arrays (H×W or H×W×C) or tensors (C×H×W), uint8 or 0–1. After fit:
     classes_, sorted; shots_, how many pictures each has; model_, the model's name; kind_, drawings or photos; calibration_,
-    what was measured of its confidence, or None; ground_, light or dark, which drawings are turned to, or None.
+    what was measured of its confidence, or None; ground_, light or dark, which drawings are brought to, or None.
     """
 
     _estimator_type = "classifier"
@@ -87,7 +87,7 @@ class FewShotClassifier:
         encoder: str | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         device: str = "cpu",
-        polarity: Turning = "auto",
+        polarity: Inverting = "auto",
     ) -> None:
         self.model = model
         self.encoder = encoder
@@ -106,7 +106,7 @@ class FewShotClassifier:
         support.add(encode_images(method, shown), own)
         self.kind_, self.model_, self.method_, self.calibration_, self.ground_ = kind, name, method, calibration, ground
         self._remember(support, pictures, own, [])
-        warn_turned(count, len(pictures), ground, stacklevel=2)
+        warn_inverted(count, len(pictures), ground, stacklevel=2)
         return self
 
     def partial_fit(self, images: Pictures, labels: Sequence[Any] | Array | None = None) -> Self:
@@ -120,7 +120,7 @@ class FewShotClassifier:
         support = self._support.copy()
         support.add(encode_images(self.method_, shown), own)
         self._remember(support, pictures, own, self._given)
-        warn_turned(count, len(pictures), self.ground_, stacklevel=2)
+        warn_inverted(count, len(pictures), self.ground_, stacklevel=2)
         return self
 
     def predict(self, images: Pictures, reject: float | None = None) -> Array:
@@ -181,7 +181,7 @@ class FewShotClassifier:
         if len(pictures) > 1:
             raise UsageError(f"explain takes one image; {str(image)!r} holds {len(pictures)}")
         shown, count = _read(self.method_, self.ground_, pictures)
-        warn_turned(count, 1, self.ground_, stacklevel=2)
+        warn_inverted(count, 1, self.ground_, stacklevel=2)
         answer = self.answers(list(shown))[0]
         return Explanation(**vars(answer), alike=self.most_alike(list(shown))[0])
 
@@ -318,7 +318,7 @@ class FewShotClassifier:
             shown, own = _read(self.method_, self.ground_, pictures[first : first + IMAGES])
             found.append(compare(encode_images(self.method_, shown)).cpu())
             count += own
-        warn_turned(count, len(pictures), self.ground_, stacklevel=4)
+        warn_inverted(count, len(pictures), self.ground_, stacklevel=4)
         return torch.cat(found)
 
     def _probabilities(self, logits: Tensor) -> Tensor:
@@ -362,8 +362,8 @@ def _labelled(images: Pictures, labels: Sequence[Any] | Array | None) -> tuple[l
 
 
 def _read(method: Method, ground: Ground | None, pictures: Sequence[Picture]) -> tuple[Tensor, int]:
-    """Pictures as images for a model, on the ground that it knows, and how many were turned for that."""
-    return turned(read_pictures(pictures, method.preprocessing.source, method.preprocessing.channels), ground)
+    """Pictures as images for a model, on the ground that it knows, and how many were inverted for that."""
+    return inverted(read_pictures(pictures, method.preprocessing.source, method.preprocessing.channels), ground)
 
 
 def _digest(path: Path) -> str:

@@ -51,5 +51,6 @@ def turned(images: Tensor, degrees: float) -> Tensor:
 
 def _seen(images: Tensor, rows: tuple[tuple[float, float], tuple[float, float]]) -> Tensor:
     """Images through one window about the middle, in the precision they have."""
-    window = torch.tensor([[[*row, 0.0] for row in rows]], device=images.device)
-    return seen_through(images, window.to(torch.promote_types(images.dtype, torch.float32))).to(images.dtype)
+    precision = torch.promote_types(images.dtype, torch.float32)
+    window = torch.tensor([[[*row, 0.0] for row in rows]], device=images.device, dtype=precision)
+    return seen_through(images, window).to(images.dtype)

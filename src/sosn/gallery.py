@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sosn.device import resolve_device
 from sosn.errors import CheckpointError, DataError, UsageError
-from sosn.ground import Turning, ground_for, turned, warn_turned
+from sosn.ground import Inverting, ground_for, inverted, warn_inverted
 from sosn.method import SoSN
 from sosn.models import load
 from sosn.pictures import Picture, Pictures, list_pictures, read_pictures
@@ -69,7 +69,7 @@ class Gallery:
         folder: str | os.PathLike[str],
         model: str | os.PathLike[str],
         device: str = "cpu",
-        polarity: Turning = "auto",
+        polarity: Inverting = "auto",
     ) -> Self:
         """An empty gallery for a SoSN model, by name or run folder. Refuses a folder that holds something else.
 
@@ -121,7 +121,7 @@ class Gallery:
         self.labels += pictures
         self._described = torch.cat((self._described, described))
         self._index.add(_directions(described))
-        warn_turned(count, sum(map(len, pictures.values())), self._ground, stacklevel=3)
+        warn_inverted(count, sum(map(len, pictures.values())), self._ground, stacklevel=3)
 
     def remove(self, label: str) -> None:
         """Forget a class. Refuses one that is not there."""
@@ -164,13 +164,13 @@ class Gallery:
     def _asked(self, images: Pictures, decorators: int = 0) -> Tensor:
         """Descriptors of pictures that are asked for, one each; decorators: of the function that a user calls."""
         shown, count = self._read(list_pictures(images))
-        warn_turned(count, len(shown), self._ground, stacklevel=3 + decorators)
+        warn_inverted(count, len(shown), self._ground, stacklevel=3 + decorators)
         return self._describe(shown, together=False)
 
     def _read(self, pictures: Sequence[Picture]) -> tuple[Tensor, int]:
-        """Pictures as images for the model, on the ground that it knows, and how many were turned for that."""
+        """Pictures as images for the model, on the ground that it knows, and how many were inverted for that."""
         size, channels = self.method.preprocessing.source, self.method.preprocessing.channels
-        return turned(read_pictures(pictures, size, channels), self._ground)
+        return inverted(read_pictures(pictures, size, channels), self._ground)
 
     def _describe(self, images: Tensor, together: bool) -> Tensor:
         """Descriptors (B, P, S, K, K) of images, or (1, …) of one class that they all show."""

@@ -11,7 +11,7 @@ from sosn.kind import COLOUR
 from sosn.preprocessing import Preprocessing
 
 Ground = Literal["light", "dark"]
-Turning = Literal["auto", "as_is"]
+Inverting = Literal["auto", "as_is"]
 PAPER = 0.7  # mean brightness of training images above which they are drawings on a light ground; below 1 − this, on a dark
 MOST = 0.6  # share of a drawing, and of its border, that is ground
 DARK = 0.5  # a ground is dark if its median is below
@@ -19,7 +19,7 @@ CONTRAST = 0.2  # from the darkest to the lightest, at least, of what is a drawi
 BORDER = 14  # the border is as wide as this part of the side
 
 
-def ground_for(preprocessing: Preprocessing, polarity: Turning = "auto") -> Ground | None:
+def ground_for(preprocessing: Preprocessing, polarity: Inverting = "auto") -> Ground | None:
     """The ground that drawings are to have for a model, by the mean of the images that it was trained on.
 
     None where pictures are left as they are: the model knows photos, or its mean is not known, or polarity is as_is.
@@ -32,7 +32,7 @@ def ground_for(preprocessing: Preprocessing, polarity: Turning = "auto") -> Grou
     return "light" if brightness > PAPER else "dark"
 
 
-def turned(images: Tensor, ground: Ground | None) -> tuple[Tensor, int]:
+def inverted(images: Tensor, ground: Ground | None) -> tuple[Tensor, int]:
     """uint8 images (B, c, h, w) with those inverted that are drawn on the other ground than this, and how many those are.
 
     The ground of an inverted one is made pure white, or black: a grey one, as blackboards have, is strange to the models too.
@@ -70,14 +70,14 @@ def _on_dark(images: Tensor) -> Tensor:
     return drawn & colourless & (dark.mean((1, 2)) > MOST) & (dark[:, ~inner].mean(1) > MOST)
 
 
-def warn_turned(count: int, total: int, ground: Ground | None, stacklevel: int) -> None:
-    """Say how many of the images were turned, and how to have them left as they are; nothing where none was."""
+def warn_inverted(count: int, total: int, ground: Ground | None, stacklevel: int) -> None:
+    """Say how many of the images were inverted, and how to have them left as they are; nothing where none was."""
     if count:
         ways = ("light on dark", "dark on light")
         shown, known = ways if ground == "light" else ways[::-1]
         warnings.warn(
-            f"{count} of {total} images {'was' if count == 1 else 'were'} turned from {shown} to {known}, as the model knows "
-            "drawings; polarity='as_is' (--polarity as_is) leaves images as they are",
+            f"{count} of {total} images {'was' if count == 1 else 'were'} inverted, from {shown} to {known}, as the model "
+            "knows drawings; polarity='as_is' (--polarity as_is) leaves images as they are",
             SosnWarning,
             stacklevel=stacklevel + 1,
         )

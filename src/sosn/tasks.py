@@ -15,7 +15,7 @@ from sosn.data.sampler import Within, alphabets
 from sosn.device import check_bf16, resolve_device
 from sosn.errors import DataError, SosnWarning, UsageError
 from sosn.evaluation import Evaluation, evaluate, evaluate_runs
-from sosn.ground import Turning, ground_for, turned, warn_turned
+from sosn.ground import Inverting, ground_for, inverted, warn_inverted
 from sosn.kernel import engine
 from sosn.method.base import Method, Statistics
 from sosn.models import fitting_model, load_with_recipe
@@ -186,7 +186,7 @@ def _shown(support: Path, names: Sequence[str]) -> list[Seen]:
 
 def tune_model(
     support: Path, model: str, out: Path, steps: int, seed: int, progress: Callable[[int, int], None] | None = None,
-    polarity: Turning = "auto",
+    polarity: Inverting = "auto",
 ) -> tuple[str, Tuned]:  # fmt: skip
     """Tune a model on a folder of classes and, if that helps, write it to a folder: the model's name, and what came of it.
 
@@ -197,8 +197,8 @@ def tune_model(
     name = fitting_model(kind_of_pictures(files)) if model == "auto" else model
     method, recipe = load_with_recipe(name)
     ground = ground_for(method.preprocessing, polarity)
-    images, count = turned(read_pictures(files, method.preprocessing.source, method.preprocessing.channels), ground)
-    warn_turned(count, len(files), ground, stacklevel=2)
+    images, count = inverted(read_pictures(files, method.preprocessing.source, method.preprocessing.channels), ground)
+    warn_inverted(count, len(files), ground, stacklevel=2)
     names = tuple(dict.fromkeys(labels))
     bank = Bank(images, torch.tensor([names.index(label) for label in labels]), names)
     result = tune(method, bank, steps, seed, progress)

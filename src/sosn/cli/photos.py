@@ -10,7 +10,7 @@ import typer
 from sosn.cli.common import AsJson, print_json
 
 if TYPE_CHECKING:
-    from sosn.ground import Turning
+    from sosn.ground import Inverting
 
 Polarity = Annotated[
     str,
@@ -46,7 +46,7 @@ def classify(
 
         check_page(html)
     files = find_images(images)
-    classifier = FewShotClassifier(model, encoder, checkpoint, device, cast("Turning", polarity)).fit(support)
+    classifier = FewShotClassifier(model, encoder, checkpoint, device, cast("Inverting", polarity)).fit(support)
     expected = expectation(classifier)
     console.print(expected, soft_wrap=True, markup=False)
     with progress_bar("classifying") as bar:
@@ -112,7 +112,7 @@ def tune(
     from sosn.tasks import tune_model
 
     with progress_bar("tuning") as bar:
-        name, result = tune_model(support, model, out, steps, seed, bar, cast("Turning", polarity))
+        name, result = tune_model(support, model, out, steps, seed, bar, cast("Inverting", polarity))
     if as_json:
         print_json({"model": name, "folder": str(out) if result.method else None, **result.to_json()})
         return
