@@ -6,11 +6,13 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from pages.claims import claim_parts, overview
+from pages.common import TITLES, as_table, in_points
+from pages.right_angles import right_angles
 from pages.short import short
-from sosn.reproduce import claims, mini_imagenet
+from sosn.reproduce import claims, mini_imagenet, omniglot
 from sosn.reproduce.ledger import (
     Entry,
-    Gap,
     Summary,
     as_it_is_now,
     find_figure,
@@ -28,28 +30,32 @@ HERE = Path(__file__).parent
 LEDGER = HERE.parent / "results" / "ledger"
 PAGE, CURVES = HERE / "reproduction.md", HERE / "ablations.png"
 TOLD_TIES = 0.002
+PRINTED = {mini_imagenet.ONE_BUDGET: "val"} | {
+    omniglot.group(name): "test" for name in omniglot.DIFFERS
+}  # and what it is read on
 ABREAST = 3  # curves of ablations in a row
 NEEDS = {"224×224": "These need ImageNet's own photos; the images at hand are 84×84."}
-TITLES = {"omniglot": "Omniglot", "mini-imagenet": "miniImageNet"}
 OPEN_MIC = """## Open MIC
 
 Not run: its images are given out by its authors on request, and were not at hand. `sosn reproduce open-mic-1` and
 `open-mic-2` run the paper's two tables from them ([data.md](data.md)).
 """
 SAID = """Differences are of running statistics, and of batch statistics in a column of their own; the paper's are of test
-classes and of batch statistics. What the paper says of Open MIC was not tested. All claims that differences between rows
-bear on, below in full: the least and the most of those differences, and in how many the row that the claim puts first is
-ahead, or behind, by more than its interval. Of one seed the interval is over episodes alone, and another training may well
-turn a small difference round.
+classes and of batch statistics. What the paper says of Open MIC was not tested. Of every claim that differences between
+rows bear on, the least and the most of those differences; they are below in full. Where both rows have several seeds, it
+is counted in how many the row that the claim puts first is ahead, or behind, by more than its interval; of one seed, which
+another training may well turn round, there is no verdict.
 """
 ABLATED = """Each row changes what its label names, of the base row `{base}`: SoSN(⊗)+SigmE, 5-way 1-shot, on {episodes:,}
 episodes, 4 a step, else as the rows of one budget. One seed each: ± is over episodes and does not cover another
 training, which may well differ by a point, as neighbouring values of η′ do.
 """
 TITLE = "# The paper's tables, and ours\n"
-SHORT = """In short: the paper's own figures, its model here (SoSN(⊗)+SigmE, rows of one budget) and our recipes. Means over
-seeds ± their 95% interval between seeds, running statistics. Five-shot columns of the best recipe on Omniglot are of the
-model that was trained with five shots.
+SHORT = """In short: the paper's figures, its model here (SoSN(⊗)+SigmE, rows of one budget) and our recipes. Means over seeds ±
+95%, over seeds and episodes (added in squares). Batch statistics are the authors' way. Five-shot columns of the best recipe
+on Omniglot are of the model that was trained with five shots. *mini*ImageNet's test images were held back: ours are of the
+validation classes, on which recipes were chosen. On Omniglot most of the best recipe's figure is its first stage's, a
+classifier of second-order matrices, to which the similarity net adds little ([beyond.md](beyond.md)).
 """
 INTRO = """\
 This page is made from [results/ledger](../results/ledger) by `python docs/reproduction.py`. An entry there is one training
@@ -70,15 +76,16 @@ Accuracies are in per cent.
 - Ours is the mean over seeds ± its 95% interval between seeds (Student's t; none for a single seed); in brackets, the
   interval over episodes, which is what the paper prints, as a mean over seeds. Seeds share their episodes, so an interval
   between seeds says nothing about other episodes. Differences between rows are over seeds that both rows have, and their
-  intervals over episodes, in pairs where the answers were kept (not of Omniglot's Prototypical Net, nor between image
-  sizes), and over seeds too where there are several; those of one seed do not cover another training. *Means of all*: the
+  intervals over episodes, in pairs where the answers were kept (not of Omniglot's Prototypical Net), and over seeds too
+  where there are several; those of one seed do not cover another training. *Means of all*: the
   difference of both rows' means where one has further seeds, which can change the sign.
 - *running*: batch norm as it was trained, so no query helps another; *batch*: the authors' transductive way, of a model
-  that was not trained so (in training the images of all episodes of a step are normalised together, and theirs is one
-  episode).
+  that was not trained so: in training all images of a step, support and query of several episodes, are normalised together
+  (theirs: one episode, either side by itself). What batch statistics change is in part this.
 - Rows of one budget are there to be compared with each other. They are trained with far fewer updates than the paper's
-  models and, at one shot, on about half as many images, so that a figure below the paper's does not refute it. Rivals were
-  given SoSN's budget and settings, not their authors'.
+  models and on fewer images (*mini*ImageNet: about half as many; Omniglot, 5-way: 2% of the episodes that the authors'
+  script goes up to), so that a figure below the paper's does not refute it. Rivals were given SoSN's budget and settings,
+  not their authors'.
 - Rows have β = 0 unless they say otherwise: the paper shifts features by a share β of their mean and does not tell its β.
   After ReLU no co-occurrence is then negative, and power normalisation works on one side alone. What is said of norms from
   such rows is said of β = 0.
@@ -86,13 +93,16 @@ Accuracies are in per cent.
   classes. Where ours are of val (test images were held back), the settings of our best recipes, and some that rows of one
   budget share, were chosen on the same classes with SoSN, so that figures of test classes may well be lower. The test
   classes of Vinyals' partition of Omniglot chose nothing here, but were read more than once: some rows were measured again
-  when answers began to be ranked before the sigmoid, six rows of Relation Net were trained anew, and the best recipe was
+  when answers began to be ranked before the sigmoid, two rows of Relation Net were trained anew, and the best recipe was
   changed three times (copies of images; six blocks, 42² and β = 1; turned copies in place of smaller and larger ones), each
   time by validation classes, so that its first seed was read five times (on the paper's kind of partition twice), besides
   the figures on shipped models' cards and answers to a gallery of all characters. The best recipe on the paper's kind of
-  partition was chosen on Vinyals', so that classes which chose it, and more on which its variants were trained, are among
-  the test classes there. What recipes began with (right angles as classes, AdamW with a cosine schedule, η′ = 100, flips,
-  shifts and jitter) is a prototype's, which had been read on test classes of both datasets before.
+  partition was chosen on Vinyals': of the {tests} test classes there, {trained} are classes on which its variants were
+  trained, and {chose} classes that chose it. ResNet-12's recipe was changed twice between trainings that are reported,
+  several things at a time, with no variants beside them; of the oldest variants on [beyond.md](beyond.md), which stand in
+  blocks of text, the seed of the episodes was not written down. What recipes began with (right angles as classes, AdamW
+  with a cosine schedule, η′ = 100, flips, shifts and jitter) is a prototype's, which had been read on test classes of both
+  datasets before.
 - Only entries of rows as they are now are compared. Minutes are wall time, a first stage's included, of trainings of which
   several may have shared a GPU, by several versions of the code (`code` in an entry; the oldest have none), so they compare
   only roughly; seeds of a row may be of several versions too.
@@ -104,7 +114,7 @@ Accuracies are in per cent.
 
 def page(entries: Sequence[Entry]) -> str:
     """The page for a ledger."""
-    parts = [TITLE, SHORT, short(entries), INTRO, _state(entries)]
+    parts = [TITLE, SHORT, short(entries), INTRO.format(**omniglot.OVERLAP), _state(entries)]
     for table, rows in TABLES.items():
         parts.append(f"## {TITLES[table]}\n")
         absent = [label for label in PUBLISHED[table] if label not in {row.label for row in rows}]
@@ -113,11 +123,13 @@ def page(entries: Sequence[Entry]) -> str:
             parts.append(f"Printed in the paper and not run here: {'; '.join(told)}.\n")
         for group in dict.fromkeys(row.group for row in rows):
             parts += _group([row for row in rows if row.group == group], entries)
+        if table == omniglot.TABLE:
+            parts.append(right_angles())
     parts.append(OPEN_MIC)
     planned = _as_planned(entries)
-    parts += ["## What the paper says in words\n", SAID, _overview(planned)]
-    parts += [part for claim in claims.CLAIMS for part in _claim(claim, planned)]
-    parts += ["## Misprints in the paper\n", "\n".join(f"- {sentence}" for sentence in MISPRINTS) + "\n"]
+    parts += ["## What the paper says in words\n", SAID, overview(planned)]
+    parts += [part for claim in claims.CLAIMS for part in claim_parts(claim, planned)]
+    parts += ["## Misprints and contradictions in the paper\n", "\n".join(f"- {sentence}" for sentence in MISPRINTS) + "\n"]
     return "\n".join(parts)
 
 
@@ -153,7 +165,7 @@ def _group(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
             lines = [line for row in rows for line in _lines(row, protocol, entries)]
             if lines:
                 head = ("model", "row", "split", "paper", "running", "batch", "seeds", "parameters", "minutes", "")
-                parts += [f"**{_words(protocol)}**\n", _table(head, lines)]
+                parts += [f"**{_words(protocol)}**\n", as_table(head, lines)]
     notes = dict.fromkeys(row.differs for row in rows if row.differs and runs[row.id])
     remarks = {f"`{row.id}`": row.remark for row in rows if row.remark and runs[row.id]}
     told = (f"{', '.join(name for name in remarks if remarks[name] == one)}: {one}" for one in dict.fromkeys(remarks.values()))
@@ -161,8 +173,8 @@ def _group(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
         parts.append("What differs from the paper: " + "; ".join(notes) + ".\n")
     if remarks:
         parts.append("\n".join(f"- {one}." for one in told) + "\n")
-    if rows[0].group == mini_imagenet.ONE_BUDGET:
-        parts.append(_below(rows, _as_planned(entries)))
+    if rows[0].group in PRINTED:
+        parts.append(_below(rows, _as_planned(entries), PRINTED[rows[0].group]))
     waiting = [f"`{row.id}`" for row in rows if not runs[row.id]]
     if waiting:
         summary = f"<details><summary>{len(waiting)} of {len(rows)} rows not run</summary>"
@@ -171,16 +183,18 @@ def _group(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
     return parts
 
 
-def _below(rows: Sequence[Row], entries: Sequence[Entry]) -> str:
+def _below(rows: Sequence[Row], entries: Sequence[Entry], split: str) -> str:
     """Our figures minus the printed ones, the lowest first."""
     gaps = {}
     for row in rows:
-        own, measure = of_row(entries, row.table, row.id), row.measures[0]
-        ours, paper = summarise(own, measure, "running"), row.paper(measure.protocol)
+        protocol = row.measures[0].protocol
+        measure = next(one for one in row.measures if (one.split, one.protocol) == (split, protocol))
+        ours, paper = summarise(of_row(entries, row.table, row.id), measure, "running"), row.paper(protocol)
         if ours and paper:
             gaps[row.id] = 100 * ours.mean - paper.accuracy
     told = ", ".join(f"`{name}` {gaps[name]:+.1f}" for name in sorted(gaps, key=gaps.__getitem__))
-    return f"Ours, on validation classes, minus the printed figure, on test classes, in points: {told}. Why was not measured.\n"
+    classes = {"val": "validation", "test": "test"}[split]
+    return f"Ours, on {classes} classes, minus the printed figure, on test classes, in points: {told}. Why was not measured.\n"
 
 
 def _first_stage(entry: Entry, entries: Sequence[Entry]) -> float:
@@ -223,11 +237,11 @@ def _ablations(entries: Sequence[Entry]) -> list[str]:
         lines = []
         for value, own, figure in points:
             ahead = gap(own, base, measure)
-            against = _points(ahead) if own != base else ""
+            against = in_points(ahead) if own != base else ""
             batch = summarise(own, measure, "batch")
             lines.append((value, _figure(figure), _figure(batch), against, str(len(figure.seeds))))
         if lines:
-            parts.append(_table((what, "running", "batch", "minus the base row, points", "seeds"), lines))
+            parts.append(as_table((what, "running", "batch", "minus the base row, points", "seeds"), lines))
     return parts
 
 
@@ -268,112 +282,6 @@ def _curves(entries: Sequence[Entry]) -> Figure | None:
     return figure
 
 
-def _verdict(ours: Gap) -> str:
-    """What the first row is beside the second, as far as the interval can tell."""
-    return "ahead" if ours.mean > ours.ci95 else "behind" if ours.mean < -ours.ci95 else "not told apart"
-
-
-def _overview(entries: Sequence[Entry]) -> str:
-    """All claims that differences bear on, a line each: the least and the most of the paper's differences and of ours."""
-    verdicts = ("ahead", "not told apart", "behind")
-    lines = []
-    for claim in claims.CLAIMS:
-        found = [(one.paper, ours) for one in claim.contrasts if (ours := one.ours(entries))]
-        if found:
-            printed = [paper for paper, _ in found if paper is not None]
-            points = [100 * ours.mean for _, ours in found]
-            told = [_verdict(ours) for _, ours in found]
-            cells = [_between(printed), _between(points), *(str(told.count(one)) for one in verdicts)]
-            seeds = sorted({ours.seeds for _, ours in found})
-            lines.append([claim.claim.removesuffix("."), *cells, " or ".join(map(str, seeds))])
-    head = ("claim", "the paper's differences, points", "ours", *verdicts, "seeds that both rows have")
-    return _table(head, lines) if lines else ""
-
-
-def _between(points: Sequence[float]) -> str:
-    """The least and the most of some differences, or the single one."""
-    ends = dict.fromkeys(f"{one:+.2f}" for one in (min(points), max(points))) if points else ()
-    return " to ".join(ends)
-
-
-def _claim(claim: claims.Claim, entries: Sequence[Entry]) -> list[str]:
-    """A claim, its quotation, the differences that bear on it and its experiments."""
-    parts = [f"### {claim.claim}\n", f"> {claim.quote}\n", *([f"{claim.note}\n"] if claim.note else [])]
-    lines = []
-    for one in claim.contrasts:
-        ours, paper = one.ours(entries), "" if one.paper is None else f"{one.paper:+.2f}"
-        if ours:
-            verdict = _verdict(ours) if ours.seeds > 1 else "– (one seed)"
-            pair = (f"`{one.first}`", f"`{one.second}`", TITLES[one.table], one.protocol, one.split)
-            points = (_points(ours), _points(one.ours(entries, "batch")), str(ours.seeds))
-            means = one.of_all_seeds(entries)
-            lines.append((*pair, paper, *points, "" if means is None else f"{100 * means:+.2f}", verdict))
-    if lines:
-        head = (
-            "row",
-            "minus",
-            "",
-            "",
-            "split",
-            "paper, points",
-            "ours, points",
-            "batch",
-            "seeds",
-            "means of all",
-            "the first is",
-        )
-        parts.append(_table(head, lines))
-    told = [entry for one in claim.experiments for entry in of_row(entries, claims.TABLE, one.id)]
-    for kind, show in (("rank", _ranks), ("burstiness", _bursts)):
-        own = [entry for entry in told if entry["row"].startswith(kind)]
-        if own:
-            parts.append(show(own))
-    wanted = len(claim.contrasts) + len(claim.experiments)
-    done = len(lines) + len({entry["row"] for entry in told})
-    if done < wanted:
-        parts.append(f"{wanted - done} of {wanted} measurements not run.\n")
-    return parts
-
-
-def _ranks(entries: Sequence[Entry]) -> str:
-    head = (
-        "", "model", "seed", "image side", "N", "rank", "full rank, %", "effective rank", "after the norm: rank", "effective",
-    )  # fmt: skip
-    lines = []
-    for entry in entries:
-        for one in entry["results"]:
-            size = f"**{one['size']}**" if one["trained"] else str(one["size"])
-            cells = (TITLES[entry["of"]["table"]], f"`{entry['of']['row']}`", str(entry["seed"]), size, str(one["vectors"]))
-            own = (f"{one['rank']:.1f} of {one['features']}", f"{100 * one['full_rank']:.0f}", f"{one['effective_rank']:.1f}")
-            lines.append((*cells, *own, f"{one['normalised_rank']:.1f}", f"{one['normalised_effective_rank']:.1f}"))
-    return "Matrices of validation images; the size that a model was trained at is bold.\n\n" + _table(head, lines)
-
-
-def _bursts(entries: Sequence[Entry]) -> str:
-    head = (
-        "model", "seed", "query changed by", "descriptor moves, %", "of the way to another query, %",
-        "trace-normalised alone, %", "of the way, %", "scores move, deviations", "answers that change, %",
-        "accuracy lost, points",
-    )  # fmt: skip
-    lines = []
-    for entry in entries:
-        for one in entry["results"]:
-            moved = (one[key] for key in ("descriptor", "descriptor_share", "unnormalised", "unnormalised_share"))
-            cells = (f"`{entry['of']['row']}`", str(entry["seed"]), one["change"], *(f"{100 * value:.1f}" for value in moved))
-            scores = (f"{one['score']:.2f}", f"{100 * one['answers']:.1f}")
-            lines.append((*cells, *scores, f"{100 * round(one['lost'], 12):+.1f} ± {100 * one['lost_ci95']:.1f}"))
-    return (
-        "A random patch, a quarter of the side, is repeated 2×2 or 3×3 in the query; *replaced*: the same square holds what "
-        "another query has there, which repeats nothing; *tiled*: the whole query, shrunk, four times; *one feature vector*: "
-        "copies of it among the query's "
-        "features.\n\n"
-    ) + _table(head, lines)
-
-
-def _points(difference: Gap | None) -> str:
-    return f"{100 * difference.mean:+.2f} ± {100 * difference.ci95:.2f}" if difference else ""
-
-
 def _words(protocol: str) -> str:
     way, shot = protocol.removesuffix("s").split("w")
     return f"{way}-way {shot}-shot"
@@ -385,10 +293,6 @@ def _figure(figure: Summary | None) -> str:
         return ""
     between = "" if figure.between is None else f" ± {100 * figure.between:.2f}"
     return f"{100 * figure.mean:.2f}{between} ({100 * sum(figure.ci95s) / len(figure.ci95s):.2f})"
-
-
-def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *lines)) + "\n"
 
 
 def write(ledger: Path = LEDGER, target: Path = PAGE) -> None:

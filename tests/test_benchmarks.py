@@ -146,7 +146,7 @@ def test_figures_of_further_protocols_are_put_into_a_card_and_take_the_place_of_
     capsys.readouterr()
     show_card("glyphs", card)
     told = capsys.readouterr().out
-    assert "% on glyphs val classes, drawings=4, seed=5, 2-way 2-shot, 2 episodes of 1 queries a class, running" in told
+    assert "% on glyphs val classes, drawings=4, seed=5, 2-way 2-shot, 2 episodes of 1 query a class, running" in told
 
 
 def test_answers_and_times_of_a_gallery_are_kept_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from sosn.data.catalog import prepare_dataset, summary
 from sosn.data.check import check
 from sosn.data.omniglot import vinyals_split
 from sosn.errors import DataError, MissingSplitError, UsageError
+from sosn.reproduce.omniglot import OVERLAP
 
 
 @pytest.fixture(autouse=True)
@@ -282,6 +283,8 @@ def test_real_omniglot_has_the_published_splits_and_one_known_pair(
     }
     assert [len(names) for names in paper.values()] == [1100, 100, 423]
     assert len(set.union(*paper.values())) == 1623
+    shared = [sum(vinyals_split(name) == split for name in paper["test"]) for split in ("train", "val")]
+    assert {"tests": 423, "trained": shared[0], "chose": shared[1]} == OVERLAP  # as the page on the reproduction says
     bank = sosn.open_bank("omniglot", "train", size=42)
     assert 0.85 < bank.mean_std()[0][0] < 0.95  # dark ink on white
     (twins,) = check("omniglot")[0]

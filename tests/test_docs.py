@@ -110,13 +110,13 @@ def test_the_page_on_the_reproduction_is_made_from_any_ledger(tmp_path: Path) ->
     assert "| 51.00 ± 0.00 (0.80) | 49.00 ± 0.00 (0.80) | 3 | 227,665 | 1.5 | 3.1% ties |" in text
     assert "`asinhe-5w1s` | miniImageNet" not in text  # rows that changed since are not compared
     assert "| N | 51.00" not in text
-    assert (
-        "| *mini*ImageNet, 84²: the paper | test | 52.96 | 68.63 |  |  |\n| its model here | val | 53.00 ± 2.48 |  |  |  |"
-        in text
-    )
-    assert "| our best recipe, Conv-4 | val |  |  |  |  |" in text
-    none = "| SigmE is better than no power normalisation by 1.2 to 4.5 points |"
-    assert f"{none} +2.08 | +2.00 | 0 | 1 | 0 | 3 |" in text
+    assert "| *mini*ImageNet, 84²: the paper | test | batch | 52.96 | 68.63 |  |  |" in text
+    assert "| its model here | val | batch | 51.00 ± 2.61 |  |  |  |" in text  # √(2.48² + 0.80²)
+    assert "| its model here | val | running | 53.00 ± 2.61 |  |  |  |" in text
+    assert "| our best recipe, Conv-4 | val | running |  |  |  |  |" in text
+    assert "Of full rank at the size that a model was trained at: miniImageNet 84²: 90%." in text
+    none = "| SigmE is better than no power normalisation by 1.2 to 4.5 points | miniImageNet |"
+    assert f"{none} +2.08 | +2.00 to +5.00 | +2.00 to +5.00 | 2 of 5 | 1 not told apart, 1 – (one seed) |" in text
     assert "So far 6 of" in text
     assert "need 3 seeds: 1 of" in text
     assert "| `none-5w1s` | miniImageNet | 5w1s | val | +2.08 | +2.00 ± 2.73 | +2.00 ± 2.73 | 3 |  | not told apart |" in text
@@ -128,10 +128,13 @@ def test_the_page_on_the_reproduction_is_made_from_any_ledger(tmp_path: Path) ->
     fewer = maker["page"](entries[:5] + entries[6:])  # a seed that one row alone has
     assert "+2.08 | +1.50 ± 6.45 | +1.50 ± 6.45 | 2 | +2.00 | not told apart |" in fewer
     clear = maker["page"]([made_up("sigme-5w5s", 0, 0.7), made_up("none-5w5s", 0, 0.6), *entries[1:3], *entries[4:6]])
-    assert f"{none} +1.92 to +2.08 | +2.50 to +10.00 | 1 | 1 | 0 | 1 or 2 |" in clear
-    assert "| its model here | val | 53.50 ± 6.35 (2 of 3 seeds) | 70.00 (1 of 3 seeds) |  |  |" in clear
-    turned = maker["page"]([made_up("sigme-5w5s", 0, 0.6), made_up("none-5w5s", 0, 0.7)])
-    assert f"{none} +1.92 | -10.00 | 0 | 0 | 1 | 1 |" in turned
+    assert f"{none} +1.92 to +2.08 | +2.50 to +10.00 | +2.50 to +10.00 | 2 of 5 | 1 not told apart, 1 – (one seed) |" in clear
+    assert "| its model here | val | running | 53.50 ± 6.40 (2 of 3 seeds) | 70.00 ± 0.80 (1 of 3 seeds) |  |  |" in clear
+    apart = [made_up(row, seed, accuracy) for seed in (0, 1) for row, accuracy in (("sigme-5w5s", 0.6), ("none-5w5s", 0.7))]
+    assert f"{none} +1.92 | -10.00 | -10.00 | 1 of 5 | 1 behind |" in maker["page"](apart)
+    for one in apart:
+        one["figures"][0]["accuracy"] *= -1
+    assert f"{none} +1.92 | +10.00 | +10.00 | 1 of 5 | 1 ahead |" in maker["page"](apart)
 
 
 def test_the_page_on_datasets_shows_the_measured_times() -> None:

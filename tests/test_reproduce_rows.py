@@ -669,6 +669,15 @@ def test_a_gap_is_over_pairs_of_episodes_where_answers_were_kept() -> None:
     assert both is not None
     assert alone.ci95 == pytest.approx(1.96 * np.std([10 / 75, 2 / 75, 3 / 75], ddof=1) / math.sqrt(3))
     assert both.ci95 == pytest.approx(1.96 * np.std([9 / 75, 4 / 75, 3.5 / 75], ddof=1) / math.sqrt(3))  # seeds do not differ
+    larger = [entry("c", 0, 0.5, fingerprint="of larger images", size=224)]
+    larger[0]["figures"][0]["right"] = rights["a"][0]
+    of_sizes = gap(larger, second, VAL)  # drawn alike, so in pairs too
+    assert of_sizes is not None
+    assert of_sizes.ci95 == alone.ci95
+    larger[0]["figures"][0]["right"] = [40, 30]
+    of_other_lengths = gap(larger, second, VAL)
+    assert of_other_lengths is not None
+    assert of_other_lengths.ci95 == pytest.approx(math.hypot(0.01, 0.01))
     first[0]["figures"][0].pop("right")
     mixed = gap(first, second, VAL)
     assert mixed is not None

@@ -1,6 +1,6 @@
 """The page on what the paper does not have."""
 
-from pages.common import ROOT, accuracy, percent, put, read
+from pages.common import ROOT, accuracy, in_points, percent, put, read
 from sosn.reproduce.ledger import as_it_is_now, gap, of_row, read_entry, read_ledger, summarise
 from sosn.reproduce.row import Measure
 from sosn.reproduce.table import TABLES
@@ -21,15 +21,21 @@ def fill(text: str) -> str:
     text = put(text, "before", "\n" + _before("best-before") + "\n")
     text = put(text, "scaled", "\n" + _before("best-scales") + "\n")
     text = put(text, "stages", "\n" + _stages() + "\n")
+    text = put(text, "affine", "\n" + _copies("results/earlier/copies-*-affine.json") + "\n")
+    return put(text, "copies", "\n" + _copies("results/copies-*.json") + "\n")
+
+
+def _copies(files: str) -> str:
+    """What copies of images bring, from files of benchmarks/copies.py."""
     rows = ["| model | episodes | copies | accuracy, % | more than without, points |", "|---|---|---|---|---|"]
-    for path in sorted((ROOT / "results").glob("copies-*.json")):
-        told = read(f"results/{path.name}")
+    for path in sorted(ROOT.glob(files)):
+        told = read(str(path.relative_to(ROOT)))
         for one in told["rows"]:
             gain = percent(one["difference"], one["ci95_difference"], 2) if one["setting"] else ""
             cells = [told["model"], f"{one['episodes']} of {one['way']}-way {one['shot']}-shot"]
             cells.append(f"`{one['setting']}`" if one["setting"] else "neither")
             rows.append(f"| {' | '.join([*cells, accuracy(one, 2), gain])} |")
-    return put(text, "copies", "\n" + "\n".join(rows) + "\n")
+    return "\n".join(rows)
 
 
 def _sixteen() -> str:
@@ -63,7 +69,7 @@ def _before(folder: str) -> str:
                     spread = "" if summary.between is None else f" ± {100 * summary.between:.2f}"
                     cells += [f"{100 * summary.mean:.2f}{spread}", str(len(summary.seeds))]
                 change = gap(now, before, measure)
-                cells.append(f"{100 * change.mean:+.2f} ± {100 * change.ci95:.2f}" if change else "")
+                cells.append(f"{in_points(change)} ({change.seeds})" if change else "")
                 rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
@@ -78,7 +84,7 @@ def _stages() -> str:
         for measure in row.measures:
             running, batch = (gap(own, first, measure, statistics) for statistics in ("running", "batch"))
             if running and batch:
-                points = [f"{100 * one.mean:+.2f} ± {100 * one.ci95:.2f}" for one in (running, batch)]
+                points = (in_points(running), in_points(batch))
                 cells = (f"`{row.table}/{row.id}`", f"`{row.start}`", measure.protocol, *points, str(running.seeds))
                 rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)

@@ -2,12 +2,14 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sosn.reproduce.ledger import interval
+from sosn.reproduce.ledger import Gap, interval
 
 ROOT = Path(__file__).parent.parent.parent
+TITLES = {"omniglot": "Omniglot", "mini-imagenet": "miniImageNet"}
 
 
 def read(name: str) -> dict[str, Any]:
@@ -40,3 +42,11 @@ def over_seeds(values: list[float], digits: int) -> str:
 
 def ahead(by_seed: list[float]) -> str:
     return f"{sum(difference > 0 for difference in by_seed)} of {len(by_seed)}"
+
+
+def in_points(difference: Gap | None) -> str:
+    return f"{100 * difference.mean:+.2f} ± {100 * difference.ci95:.2f}" if difference else ""
+
+
+def as_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *lines)) + "\n"

@@ -145,7 +145,8 @@ def show_card(name: str, card: dict[str, Any]) -> None:
         words = "".join(f", {word}" for word in figure.get("words", []))
         out.print(
             f"{100 * figure['accuracy']:.2f} ± {100 * figure['ci95']:.2f}% on {card['data']} {figure['split']} classes{words}, "
-            f"{figure['way']}-way {figure['shot']}-shot, {figure['episodes']} episodes of {figure['query']} queries a class, "
+            f"{figure['way']}-way {figure['shot']}-shot, {figure['episodes']} episodes of {figure['query']} "
+            f"quer{'y' if figure['query'] == 1 else 'ies'} a class, "
             f"{figure['statistics']} statistics, seed {figure['seed']}",
             soft_wrap=True,
         )
