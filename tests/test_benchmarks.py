@@ -130,19 +130,18 @@ def test_figures_of_further_protocols_are_put_into_a_card_and_take_the_place_of_
     for module in ("sosn.models", "sosn.storage"):
         monkeypatch.setattr(f"{module}.shelf", lambda: tmp_path)
     before = model_card("glyphs")
-    small = "drawings=4"
-    words = ["glyphs", "--sizes", "3,1,1", "2,2,1", "--words", small, f"{small},seed=5", "--episodes", "2"]
-    for _ in range(2):
+    for sizes in (["3,1,1", "2,2,1"], ["3,1,1"]):
+        words = ["glyphs", "--sizes", *sizes, "--words", "drawings=4,seed=5", "--episodes", "2"]
         monkeypatch.setattr(sys, "argv", ["card_figures.py", *words])
         runpy.run_path(str(BENCHMARKS / "card_figures.py"), run_name="__main__")
     card = model_card("glyphs")
-    assert [(one["way"], one["shot"], one["seed"]) for one in card["figures"]] == [(3, 1, 0), (2, 2, 0), (3, 1, 5), (2, 2, 5)]
+    assert [(one["way"], one["shot"], one["seed"]) for one in card["figures"]] == [(2, 2, 5), (3, 1, 5)]
     assert {key: value for key, value in card.items() if key != "figures"} == before
     assert list(card)[-1] == "calibration"
     bank = sosn.open_bank("glyphs", "val", drawings=4)
     found = sosn.evaluate(sosn.load("glyphs"), bank, 2, 2, 1, 2, seed=5)
-    assert card["figures"][3]["accuracy"] == found.accuracy
-    assert card["figures"][3]["fingerprint"] == found.fingerprint
+    assert card["figures"][0]["accuracy"] == found.accuracy
+    assert card["figures"][0]["fingerprint"] == found.fingerprint
     capsys.readouterr()
     show_card("glyphs", card)
     told = capsys.readouterr().out
