@@ -6,6 +6,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from pages import budgets
 from pages.claims import claim_parts, overview
 from pages.common import TITLES, as_table, in_points
 from pages.right_angles import right_angles
@@ -35,6 +36,7 @@ PRINTED = {mini_imagenet.ONE_BUDGET: "val"} | {
 }  # and what it is read on
 ABREAST = 3  # curves of ablations in a row
 NEEDS = {"224×224": "These need ImageNet's own photos; the images at hand are 84×84."}
+OF_SOSN = ", but for augmentation, mean shift and budget of SoSN(⊗), in the groups below"
 OPEN_MIC = """## Open MIC
 
 Not run: its images are given out by its authors on request, and were not at hand. `sosn reproduce open-mic-1` and
@@ -44,18 +46,20 @@ SAID = """Differences are of running statistics, and of batch statistics in a co
 classes and of batch statistics. What the paper says of Open MIC was not tested. Of every claim that differences between
 rows bear on, the least and the most of those differences; they are below in full. Where both rows have several seeds, it
 is counted in how many the row that the claim puts first is ahead, or behind, by more than its interval; of one seed, which
-another training may well turn round, there is no verdict.
+another training may well turn round, there is no verdict. *Less*, *more than in the paper*: the paper's difference, which
+has an interval of its own that cannot be worked out, is outside ours.
 """
 ABLATED = """Each row changes what its label names, of the base row `{base}`: SoSN(⊗)+SigmE, 5-way 1-shot, on {episodes:,}
 episodes, 4 a step, else as the rows of one budget. One seed each: ± is over episodes and does not cover another
 training, which may well differ by a point, as neighbouring values of η′ do.
 """
 TITLE = "# The paper's tables, and ours\n"
-SHORT = """In short: the paper's figures, its model here (SoSN(⊗)+SigmE, rows of one budget) and our recipes. Means over seeds ±
-95%, over seeds and episodes (added in squares). Batch statistics are the authors' way. Five-shot columns of the best recipe
-on Omniglot are of the model that was trained with five shots. *mini*ImageNet's test images were held back: ours are of the
-validation classes, on which recipes were chosen. On Omniglot most of the best recipe's figure is its first stage's, a
-classifier of second-order matrices, to which the similarity net adds little ([beyond.md](beyond.md)).
+SHORT = """In short: the paper's figures, its model here (SoSN(⊗)+SigmE, rows of one budget, and of the paper's) and our
+recipes. Means over seeds ± 95%, over seeds and episodes (added in squares). Batch statistics are the authors' way.
+Five-shot columns of the best recipe on Omniglot are of the model that was trained with five shots. *mini*ImageNet's test
+images were held back: ours are of the validation classes, on which recipes were chosen. On Omniglot most of the best
+recipe's figure is its first stage's, a classifier of second-order matrices, to which the similarity net adds little
+([beyond.md](beyond.md)).
 """
 INTRO = """\
 This page is made from [results/ledger](../results/ledger) by `python docs/reproduction.py`. An entry there is one training
@@ -85,7 +89,8 @@ Accuracies are in per cent.
 - Rows of one budget are there to be compared with each other. They are trained with far fewer updates than the paper's
   models and on fewer images (*mini*ImageNet: about half as many; Omniglot, 5-way: 2% of the episodes that the authors'
   script goes up to), so that a figure below the paper's does not refute it. Rivals were given SoSN's budget and settings,
-  not their authors'.
+  not their authors'. *The paper's budget*: 200,000 episodes, one a step, images as they are, Adam and its schedule as in
+  the authors' script; one training each.
 - Rows have β = 0 unless they say otherwise: the paper shifts features by a share β of their mean and does not tell its β.
   After ReLU no co-occurrence is then negative, and power normalisation works on one side alone. What is said of norms from
   such rows is said of β = 0.
@@ -173,6 +178,7 @@ def _group(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
         parts.append("What differs from the paper: " + "; ".join(notes) + ".\n")
     if remarks:
         parts.append("\n".join(f"- {one}." for one in told) + "\n")
+    parts += budgets.differences(rows, entries) + budgets.went_on(rows, entries)
     if rows[0].group in PRINTED:
         parts.append(_below(rows, _as_planned(entries), PRINTED[rows[0].group]))
     waiting = [f"`{row.id}`" for row in rows if not runs[row.id]]
@@ -194,7 +200,8 @@ def _below(rows: Sequence[Row], entries: Sequence[Entry], split: str) -> str:
             gaps[row.id] = 100 * ours.mean - paper.accuracy
     told = ", ".join(f"`{name}` {gaps[name]:+.1f}" for name in sorted(gaps, key=gaps.__getitem__))
     classes = {"val": "validation", "test": "test"}[split]
-    return f"Ours, on {classes} classes, minus the printed figure, on test classes, in points: {told}. Why was not measured.\n"
+    first = f"Ours, on {classes} classes, minus the printed figure, on test classes, in points: {told}."
+    return f"{first} Why was not measured{OF_SOSN if rows[0].group == mini_imagenet.ONE_BUDGET else ''}.\n"
 
 
 def _first_stage(entry: Entry, entries: Sequence[Entry]) -> float:
@@ -299,9 +306,10 @@ def write(ledger: Path = LEDGER, target: Path = PAGE) -> None:
     """Write the page and, where there is something to draw, its curves."""
     entries = read_ledger(ledger)
     target.write_text(page(entries), "utf-8")
-    curves = _curves(_as_planned(entries))
-    if curves:
-        curves.savefig(target.parent / CURVES.name, dpi=110)
+    drawn = {CURVES.name: _curves(_as_planned(entries)), budgets.CURVES: budgets.curves(mini_imagenet.ROWS, entries)}
+    for name, figure in drawn.items():
+        if figure:
+            figure.savefig(target.parent / name, dpi=110)
 
 
 if __name__ == "__main__":

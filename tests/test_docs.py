@@ -131,10 +131,31 @@ def test_the_page_on_the_reproduction_is_made_from_any_ledger(tmp_path: Path) ->
     assert f"{none} +1.92 to +2.08 | +2.50 to +10.00 | +2.50 to +10.00 | 2 of 5 | 1 not told apart, 1 – (one seed) |" in clear
     assert "| its model here | val | running | 53.50 ± 6.40 (2 of 3 seeds) | 70.00 ± 0.80 (1 of 3 seeds) |  |  |" in clear
     apart = [made_up(row, seed, accuracy) for seed in (0, 1) for row, accuracy in (("sigme-5w5s", 0.6), ("none-5w5s", 0.7))]
-    assert f"{none} +1.92 | -10.00 | -10.00 | 1 of 5 | 1 behind |" in maker["page"](apart)
+    assert f"{none} +1.92 | -10.00 | -10.00 | 1 of 5 | 1 behind (less than in the paper) |" in maker["page"](apart)
     for one in apart:
         one["figures"][0]["accuracy"] *= -1
-    assert f"{none} +1.92 | +10.00 | +10.00 | 1 of 5 | 1 ahead |" in maker["page"](apart)
+    assert f"{none} +1.92 | +10.00 | +10.00 | 1 of 5 | 1 ahead (more than in the paper) |" in maker["page"](apart)
+
+
+def test_rows_of_other_settings_and_of_the_papers_budget_are_held_against_their_own(tmp_path: Path) -> None:
+    maker = runpy.run_path(str(ROOT / "docs" / "reproduction.py"))
+    figures = {"sigme-5w1s": 0.5, "unchanged-5w1s": 0.53, "long-5w1s": 0.52, "long-centred-5w1s": 0.51, "none-5w5s": 0.6}
+    entries = {row: made_up(row, 0, accuracy) for row, accuracy in figures.items()}
+    entries["long-5w1s"]["validation"] = {"steps": [5000, 90_000, 200_000], "accuracy": [0.4, 0.55, 0.5]}
+    for one in entries.values():
+        write_entry(ledger_file(tmp_path / "ledger", one), one)
+    maker["write"](tmp_path / "ledger", tmp_path / "page.md")
+    text = (tmp_path / "page.md").read_text("utf-8")
+    differences = "Differences of the same seed, points ± 95% over episodes:"  # √(0.80² + 0.80²): no answers were kept
+    assert f"{differences} `unchanged-5w1s` − `sigme-5w1s` +3.00 ± 1.13.\n" in text
+    longer = "`long-5w1s` − `sigme-5w1s` +2.00 ± 1.13, `long-centred-5w1s` − `long-5w1s` -1.00 ± 1.13"
+    assert f"{differences} {longer}.\n" in text
+    assert "accuracy was highest, and at the end of training: `long-5w1s` 55.0% after 90,000 and 50.0% after 200,000.\n" in text
+    assert text.count("](long.png)") == 1
+    assert (tmp_path / "long.png").stat().st_size > 1000
+    running = "| its model here, as many episodes as the paper's | val | running | 52.00 ± 0.80 (one training) |  |  |  |"
+    assert running in text
+    assert "long.png" not in maker["page"]([entries["long-centred-5w1s"]])  # an entry from before validation was kept
 
 
 def test_the_page_on_datasets_shows_the_measured_times() -> None:

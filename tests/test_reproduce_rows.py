@@ -198,7 +198,7 @@ def test_the_papers_figures_are_as_printed() -> None:
 def test_headline_rows_are_the_papers_model_and_ours_beside_it_but_for_long_trainings() -> None:
     headline = {row.id for row in ROWS if row.headline}
     assert {"sigme-5w1s", "best-5w5s", "resnet12-5w1s", "sigme-paper-20w1s", "best-20w1s"} <= headline
-    assert not {"long-5w1s", "asinhe-5w1s", "unchanged-5w1s", "centred-5w5s", "best-pretrain"} & headline
+    assert not {"long-5w1s", "asinhe-5w1s", "unchanged-5w1s", "centred-5w5s", "long-centred-5w1s", "best-pretrain"} & headline
 
 
 def test_rows_of_other_settings_change_what_they_are_called_after() -> None:
@@ -211,6 +211,9 @@ def test_rows_of_other_settings_change_what_they_are_called_after() -> None:
     for norm in ("asinhe", "none"):
         plain, own = (claims.find("mini-imagenet", f"{name}-5w5s").resolve(0) for name in (norm, f"centred-{norm}"))
         assert own.model.options == plain.model.options | {"shift": 1.0}
+    long, shifted = (claims.find("mini-imagenet", f"{name}-5w1s").resolve(0) for name in ("long", "long-centred"))
+    assert shifted.model.options == long.model.options | {"shift": 1.0}
+    assert (shifted.augmentation, shifted.training, shifted.episodes) == (long.augmentation, long.training, long.episodes)
 
 
 def test_omniglot_is_compared_on_both_partitions_and_all_protocols() -> None:
@@ -342,6 +345,9 @@ def test_a_row_is_prepared_for_run_measured_and_read_again(tmp_path: Path) -> No
     assert entry["parameters"] == 226_513
     assert entry["data"]["train"]["classes"] == 24  # with rotations
     assert entry["seconds"] > 0
+    assert entry["validation"]["steps"] == [2, 4]
+    assert all(0 <= accuracy <= 1 for accuracy in entry["validation"]["accuracy"])
+    assert len(entry["validation"]["accuracy"]) == 2
     assert str(tmp_path) not in json.dumps(told["entries"])
     listener = Listener()
     again = reproduce_rows("omniglot", tmp_path / "runs", Options([SIGME], (0, 1), CPU, quick=True), listener)

@@ -9,11 +9,13 @@ from sosn.reproduce.ledger import Entry, Gap, of_row
 BURST = "patch 3×3"
 
 
-def _verdict(ours: Gap) -> str:
-    """What the first row is beside the second, as far as several trainings and the interval can tell."""
+def _verdict(ours: Gap, paper: float | None) -> str:
+    """What the first row is beside the second, as far as several trainings and the interval can tell, and beside the paper."""
     if ours.seeds < 2:
         return "– (one seed)"
-    return "ahead" if ours.mean > ours.ci95 else "behind" if ours.mean < -ours.ci95 else "not told apart"
+    told = "ahead" if ours.mean > ours.ci95 else "behind" if ours.mean < -ours.ci95 else "not told apart"
+    apart = 0.0 if paper is None else 100 * ours.mean - paper
+    return told if abs(apart) <= 100 * ours.ci95 else f"{told} ({'more' if apart > 0 else 'less'} than in the paper)"
 
 
 def overview(entries: Sequence[Entry]) -> str:
@@ -26,7 +28,7 @@ def overview(entries: Sequence[Entry]) -> str:
             if found:
                 printed = [paper for paper, _, _ in found if paper is not None]
                 means = [100 * (ours.mean if mean is None else mean) for _, ours, mean in found]
-                told = [_verdict(ours) for _, ours, _ in found]
+                told = [_verdict(ours, paper) for paper, ours, _ in found]
                 cells = [_between(printed), _between([100 * ours.mean for _, ours, _ in found]), _between(means)]
                 verdicts = ", ".join(f"{told.count(one)} {one}" for one in dict.fromkeys(told))
                 lines.append([claim.claim.removesuffix("."), TITLES[name], *cells, f"{len(found)} of {len(own)}", verdicts])
@@ -50,7 +52,7 @@ def claim_parts(claim: Claim, entries: Sequence[Entry]) -> list[str]:
             pair = (f"`{one.first}`", f"`{one.second}`", TITLES[one.table], one.protocol, one.split)
             points = (in_points(ours), in_points(one.ours(entries, "batch")), str(ours.seeds))
             means = one.of_all_seeds(entries)
-            lines.append((*pair, paper, *points, "" if means is None else f"{100 * means:+.2f}", _verdict(ours)))
+            lines.append((*pair, paper, *points, "" if means is None else f"{100 * means:+.2f}", _verdict(ours, one.paper)))
     if lines:
         head = (
             "row",

@@ -20,7 +20,7 @@ from sosn.recipe import RECIPE_FILE, load_recipe, override
 from sosn.report import write_report
 from sosn.seeding import generator
 from sosn.training import Progress, train
-from sosn.training.run import METRICS_FILE
+from sosn.training.run import Run
 from sosn.training.setup import open_split
 
 RECIPE = "glyphs-5w1s"
@@ -85,7 +85,7 @@ def run_demo(out: Path, progress: Progress, overrides: Sequence[str] = ()) -> De
         scores = trained.method(episode)[0].cpu()  # (Q, L)
     names = [bank.names[int(bank.labels[row])] for row in support[0, :, 0]]
     answers = tuple(Answer(names[number], names[int(row.argmax())], float(row.max())) for number, row in enumerate(scores))
-    metrics = [json.loads(line) for line in (out / "run" / METRICS_FILE).read_text().splitlines()]
+    metrics = Run(out / "run").history()
     report = write_report(
         out / "report.html", recipe, trained.method, bank, metrics, test, pixels, episode, scores, names, trained.seconds
     )

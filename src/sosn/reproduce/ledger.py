@@ -34,7 +34,7 @@ def new_entry(row: Row, recipe: Recipe, run: Run, method: Method, changed: Seque
         "table": row.table, "row": row.id, "label": row.label, "seed": recipe.seed, "quick": quick, "changed": list(changed),
         "recipe_name": row.recipe, "overrides": list(row.words), "start": row.start, "recipe": recipe.to_table(),
         "versions": about["versions"], "machine": about["machine"], "data": data, "seconds": result["seconds"],
-        "parameters": method.parameter_count(), "figures": [], "missing": {},
+        "parameters": method.parameter_count(), "validation": run.validations(), "figures": [], "missing": {},
     }  # fmt: skip
 
 

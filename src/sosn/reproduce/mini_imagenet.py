@@ -99,8 +99,8 @@ DIFFERS = (
     "200,000, one a step), 10 training queries a class (the paper: 5), no right angles (the paper: claimed); a cosine "
     "schedule, averaged weights; half precision but for MAML and Meta-Learn Nets; β = 0 (the paper tells no value). Of "
     "these settings episodes a step and the learning rate were chosen, with SoSN, on validation classes; augmentation was "
-    "varied in the ablations alone, at a smaller budget, where training without it did better: whether it would here, or for "
-    "rivals, was not measured"
+    "varied with SoSN at one shot alone, where training without it did better, in the ablations and at this budget "
+    "(`unchanged-5w1s`): whether rivals would too was not measured"
 )
 OTHER = "one budget, other settings"  # the paper's model with what ablations found to matter
 OTHERS = {  # id: label, settings

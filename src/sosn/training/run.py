@@ -146,6 +146,15 @@ class Run:
         write_atomically(self.folder / RUN_FILE, (json.dumps(about, indent=2) + "\n").encode())
         write_atomically(self.folder / RECIPE_FILE, recipe.to_toml().encode())
 
+    def history(self) -> list[dict[str, float]]:
+        """All metrics of a finished run, in the order in which they came."""
+        return [json.loads(line) for line in self.metrics.read_text("utf-8").splitlines()]
+
+    def validations(self) -> dict[str, list[float]]:
+        """Accuracy on validation episodes over training, with the steps after which it was measured."""
+        judged = [line for line in self.history() if "val_accuracy" in line]
+        return {"steps": [line["step"] for line in judged], "accuracy": [line["val_accuracy"] for line in judged]}
+
     @contextmanager
     def recording(self, step: int) -> Iterator[None]:
         """Metrics from this step on; those of later steps, which a resumed run takes again, are dropped."""
