@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from sosn.confidence import CALIBRATION_FILE, measure
 from sosn.device import resolve_device
+from sosn.files import write_atomically
 from sosn.models import calibration_of, load_with_recipe, model_path, shipped_models
 from sosn.training.setup import open_split
 
@@ -50,7 +51,7 @@ def calibrate(model: str, wanted: argparse.Namespace) -> None:
         document = json.loads(target.read_text("utf-8")) | {"calibration": calibration.to_json()}
     else:
         target, document = path.parent / CALIBRATION_FILE, calibration.to_json()
-    target.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    write_atomically(target, (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode())
     print(f"written to {target}")
 
 

@@ -15,10 +15,11 @@ import torch
 
 import sosn
 from sosn.device import machine
+from sosn.files import write_atomically
 from sosn.models import model_card, model_path
 from sosn.tasks import evaluate_model
 
-WHICH = ("split", "words", "way", "shot", "query", "episodes")  # what tells one figure from another
+WHICH = ("split", "words", "way", "shot", "query")  # what tells one figure from another
 
 
 def main() -> None:
@@ -46,7 +47,9 @@ def add_figure(model: str, split: str, words: str, size: str, episodes: int) -> 
     others = [one for one in card.get("figures", []) if any(one[key] != figure[key] for key in WHICH)]
     calibration = {"calibration": card.pop("calibration")} if "calibration" in card else {}  # it stays last
     document = card | {"figures": [*others, figure]} | calibration
-    model_path(model).with_suffix(".json").write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    write_atomically(
+        model_path(model).with_suffix(".json"), (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
+    )
     print(f"{model} {split} {size} {words}: {result}", flush=True)
 
 

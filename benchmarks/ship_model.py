@@ -2,17 +2,19 @@
 
     python benchmarks/ship_model.py runs/glyphs-5w1s glyphs --split test
 
-The figures are those of the weights as shipped, on 600 seeded episodes of the split that is named.
+The figures are those of the weights as shipped, on seeded episodes of the split that is named.
 """
 
 import argparse
 import json
+import tempfile
 from pathlib import Path
 
 import torch
 
 import sosn
 from sosn.device import machine
+from sosn.files import write_atomically
 from sosn.models import load_with_recipe, model_path, pack
 from sosn.recipe import load_recipe
 from sosn.storage import shelf
@@ -39,6 +41,8 @@ def main() -> None:
     parser.add_argument("--split", default="val", choices=["val", "test"])
     parser.add_argument("--way", type=int, default=5)
     parser.add_argument("--shot", type=int, default=1)
+    parser.add_argument("--query", type=int, default=15)
+    parser.add_argument("--episodes", type=int, default=600)
     parser.add_argument(
         "--recipe", help="recipe, by name or file, that the run followed by another title: the card has its title"
     )
@@ -46,10 +50,13 @@ def main() -> None:
     parser.add_argument("options", nargs="*", default=[], help="key=value of the model that its weights serve as well")
     wanted = parser.parse_intermixed_args()
     target = shelf() / f"{wanted.name}.safetensors"
-    pack(model_path(str(wanted.run)), target, wanted.options)
-    method, recipe = load_with_recipe(wanted.name)
-    words = [f"split={wanted.split}", f"way={wanted.way}", f"shot={wanted.shot}", "query=15", "episodes=600"]
-    result, settings = evaluate_model(wanted.name, words)
+    with tempfile.TemporaryDirectory() as place:  # what is shipped now stays until the new weights are measured
+        packed = Path(place) / target.name
+        pack(model_path(str(wanted.run)), packed, wanted.options)
+        method, recipe = load_with_recipe(str(packed))
+        words = [f"{key}={getattr(wanted, key)}" for key in ("split", "way", "shot", "query", "episodes")]
+        result, settings = evaluate_model(str(packed), words)
+        weights = packed.read_bytes()
     card = {
         "title": load_recipe(wanted.recipe).title if wanted.recipe else recipe.title,
         "data": settings.data,
@@ -57,14 +64,15 @@ def main() -> None:
         **result.to_json(),
         "measured_with": {"machine": machine(), "sosn": sosn.__version__, "torch": torch.__version__},
         "parameters": method.parameter_count(),
-        "bytes": target.stat().st_size,
+        "bytes": len(weights),
         "recipe": recipe.to_table(),
         **({"first_stage": load_recipe(wanted.first).to_table()} if wanted.first else {}),
         "terms": TERMS[recipe.data.name],
         "limits": LIMITS[recipe.data.name],
     }
-    target.with_suffix(".json").write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n")
-    print(f"{wanted.name}: {result} on {settings.data} {settings.split}, {target.stat().st_size:,} bytes")
+    write_atomically(target, weights)
+    write_atomically(target.with_suffix(".json"), (json.dumps(card, indent=2, ensure_ascii=False) + "\n").encode())
+    print(f"{wanted.name}: {result} on {settings.data} {settings.split}, {len(weights):,} bytes")
 
 
 if __name__ == "__main__":

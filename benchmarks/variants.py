@@ -4,7 +4,8 @@
 
 A line of the file is a variant: its name, then key=value words over the recipe. start=@NAME takes the weights of an earlier
 variant. Figures are of val episodes of a seed that chose nothing (way, shot, queries a class and episodes of each --sizes), and
-of the last weights unless a line has every=STEPS.
+of the last weights unless a line has every=STEPS. Variants whose figures --out holds already are not run again; what was
+interrupted goes on.
 """
 
 import argparse
@@ -15,8 +16,10 @@ from typing import Any
 from sosn.device import machine, resolve_device
 from sosn.errors import SosnError
 from sosn.evaluation import evaluate
+from sosn.files import write_atomically
 from sosn.recipe import load_recipe, override
 from sosn.training import train
+from sosn.training.run import Run
 from sosn.training.setup import open_split
 
 SEED = 7
@@ -27,14 +30,13 @@ def run(recipe_name: str, words: list[str], folder: Path, sizes: list[tuple[int,
     recipe = override(load_recipe(recipe_name), words)
     if not any(word.startswith(("every=", "validation.every=")) for word in words):
         recipe = override(recipe, [f"every={recipe.training.steps}"])
-    result = train(recipe, folder)
+    result = train(recipe, folder, resume=Run(folder).exists)
     bank = open_split(recipe, "val").to(resolve_device(recipe.training.device))
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
     figures = [evaluate(result.method, bank, *size, SEED).to_json() for size in sizes]
     return {
         "recipe": recipe.to_table(),  # the words are over one that may change
         "seconds": result.seconds,
-        "loss": [line["loss"] for line in lines if "loss" in line][-1],
+        "loss": [line["loss"] for line in Run(folder).history() if "loss" in line][-1],
         "figures": figures,
     }
 
@@ -43,6 +45,17 @@ def sizes_of(text: str) -> tuple[int, int, int, int]:
     """Way, shot, queries and episodes, as in 5,1,15,600."""
     way, shot, query, episodes = (int(one) for one in text.split(","))
     return way, shot, query, episodes
+
+
+def finished(path: Path, recipe: str, sizes: list[tuple[int, int, int, int]]) -> list[dict[str, Any]]:
+    """Variants of the recipe that a file of results has all figures of; a file of another recipe is refused."""
+    if not path.exists():
+        return []
+    told = json.loads(path.read_text("utf-8"))
+    if told["recipe"] != recipe:
+        raise SystemExit(f"{str(path)!r} holds variants of {told['recipe']!r}, not of {recipe!r}: give another --out")
+    keys = ("way", "shot", "query", "episodes")
+    return [row for row in told["rows"] if [tuple(one[key] for key in keys) for one in row.get("figures", [])] == sizes]
 
 
 def main() -> None:
@@ -54,21 +67,26 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     wanted = parser.parse_args()
     sizes = [sizes_of(text) for text in wanted.sizes]
+    done = {(row["variant"], *row["words"]): row for row in finished(wanted.out, wanted.recipe, sizes)}
     rows: list[dict[str, Any]] = []
     for line in wanted.variants.read_text("utf-8").splitlines():
         if not line.strip() or line.startswith("#"):
             continue
         name, *words = line.split()
         told: dict[str, Any] = {"variant": name, "words": words}
+        if (name, *words) in done:
+            rows.append(done.pop((name, *words)))
+            continue
         try:
             there = [word.replace("start=@", f"start={wanted.runs.absolute()}/") for word in words]
             told |= run(wanted.recipe, there, wanted.runs / name, sizes)
         except SosnError as error:  # the others go on
             told["error"] = str(error)
         rows.append(told)
-        document = {"recipe": wanted.recipe, "split": "val", "seed": SEED, "machine": machine(), "rows": rows}
+        kept = [*rows, *done.values()]  # those of later lines, and of lines that are no more
+        document = {"recipe": wanted.recipe, "split": "val", "seed": SEED, "machine": machine(), "rows": kept}
         wanted.out.parent.mkdir(parents=True, exist_ok=True)
-        wanted.out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+        write_atomically(wanted.out, (json.dumps(document, indent=1) + "\n").encode())
         shown = ", ".join(f"{one['way']}w{one['shot']}s {100 * one['accuracy']:.2f}" for one in told.get("figures", []))
         print(f"{name}: {shown or told.get('error')}", flush=True)
 

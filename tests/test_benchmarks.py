@@ -16,10 +16,11 @@ from torch import Tensor
 import sosn
 from sosn.bench.contenders import Shape
 from sosn.cli.show import show_card
+from sosn.errors import SosnError
 from sosn.models import calibration_of, model_card, model_path, pack
-from sosn.recipe import load_recipe
+from sosn.recipe import load_recipe, override
 from sosn.storage import WEIGHTS_FILE, shelf
-from sosn.training import trainer
+from sosn.training import train, trainer
 from sosn.training.setup import open_split
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -68,6 +69,41 @@ def test_variants_are_trained_in_turn_and_can_start_from_one_another(tmp_path: P
     every = [load_recipe(str(tmp_path / "runs" / name)).validation.every for name in ("first", "second")]
     assert every == [2, 1]  # the last weights, unless told
     assert "steps is 0" in third["error"]
+    (tmp_path / "list.txt").write_text(f"first {small}\nfourth {small}\n")
+    runpy.run_path(str(BENCHMARKS / "variants.py"), run_name="__main__")
+    again, fourth, kept = json.loads(out.read_text("utf-8"))["rows"]
+    assert (again, kept) == (first, second)  # what is finished is not trained again, and what is not listed is not lost
+    assert fourth["variant"] == "fourth"
+    monkeypatch.setattr(sys, "argv", ["variants.py", *words, "--sizes", "5,1,2,4"])
+    runpy.run_path(str(BENCHMARKS / "variants.py"), run_name="__main__")  # other episodes, of the same weights
+    assert [row["figures"][0]["episodes"] for row in json.loads(out.read_text("utf-8"))["rows"]] == [4, 4]
+    monkeypatch.setattr(sys, "argv", ["variants.py", "omniglot-5w1s", *words[1:]])
+    with pytest.raises(SystemExit, match="holds variants of 'glyphs-5w1s', not of 'omniglot-5w1s'"):
+        runpy.run_path(str(BENCHMARKS / "variants.py"), run_name="__main__")
+
+
+def test_a_shipped_model_is_replaced_when_its_successor_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = "alphabets=10 characters=6 drawings=8 steps=2 every=2 val_episodes=2 report_episodes=2 val_query=2 recalibrate=0"
+    train(override(load_recipe("glyphs-5w1s"), small.split()), tmp_path / "run")
+    monkeypatch.setattr("sosn.storage.shelf", lambda: tmp_path)
+    (tmp_path / "glyphs.safetensors").write_bytes(b"what is shipped")
+
+    def ship(query: int) -> None:
+        words = ["ship_model.py", str(tmp_path / "run"), "glyphs", "--query", str(query), "--episodes", "3"]
+        monkeypatch.setattr(sys, "argv", words)
+        runpy.run_path(str(BENCHMARKS / "ship_model.py"), run_name="__main__")
+
+    with pytest.raises(SosnError, match="query"):
+        ship(query=100)  # more than there are drawings
+    assert (tmp_path / "glyphs.safetensors").read_bytes() == b"what is shipped"
+    assert not (tmp_path / "glyphs.json").exists()
+    ship(query=2)
+    card = json.loads((tmp_path / "glyphs.json").read_text("utf-8"))
+    assert (card["split"], card["episodes"], card["query"]) == ("val", 3, 2)
+    assert card["bytes"] == (tmp_path / "glyphs.safetensors").stat().st_size
+    shipped = sosn.evaluate(sosn.load(tmp_path / "glyphs.safetensors"), open_split(load_recipe(str(tmp_path / "run")), "val"),
+                            5, 1, 2, 3)  # fmt: skip
+    assert card["accuracy"] == shipped.accuracy
 
 
 def test_steps_of_a_recipe_are_timed_with_and_without_the_engine_in_turn(

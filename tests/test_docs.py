@@ -142,26 +142,35 @@ def test_rows_of_other_settings_and_of_the_papers_budget_are_held_against_their_
     figures = {"sigme-5w1s": 0.5, "unchanged-5w1s": 0.53, "long-5w1s": 0.52, "long-centred-5w1s": 0.51, "none-5w5s": 0.6}
     entries = {row: made_up(row, 0, accuracy) for row, accuracy in figures.items()}
     entries["long-5w1s"]["validation"] = {"steps": [5000, 90_000, 200_000], "accuracy": [0.4, 0.55, 0.5]}
-    for one in entries.values():
+    for one in (*entries.values(), made_up("sigme-5w1s", 1, 0.48)):
         write_entry(ledger_file(tmp_path / "ledger", one), one)
     maker["write"](tmp_path / "ledger", tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text("utf-8")
-    differences = "Differences of the same seed, points ± 95% over episodes:"  # √(0.80² + 0.80²): no answers were kept
-    assert f"{differences} `unchanged-5w1s` − `sigme-5w1s` +3.00 ± 1.13.\n" in text
-    longer = "`long-5w1s` − `sigme-5w1s` +2.00 ± 1.13, `long-centred-5w1s` − `long-5w1s` -1.00 ± 1.13"
-    assert f"{differences} {longer}.\n" in text
-    assert "accuracy was highest, and at the end of training: `long-5w1s` 55.0% after 90,000 and 50.0% after 200,000.\n" in text
+    differences = "Differences of the same seeds, points ± 95%, of one seed over episodes:"  # √(0.80² + 0.80²)
+    assert f"{differences} `unchanged-5w1s` − `sigme-5w1s` +3.00 ± 1.13 (means of all seeds +4.00).\n" in text
+    longer = "`long-5w1s` − `sigme-5w1s` +2.00 ± 1.13 (means of all seeds +3.00), `long-5w1s` − `unchanged-5w1s` -1.00 ± 1.13"
+    assert f"{differences} {longer}, `long-centred-5w1s` − `long-5w1s` -1.00 ± 1.13.\n" in text
+    assert "training episodes: `long-5w1s` 55.0% after 90,000 and 50.0% after 200,000. Figures" in text
     assert text.count("](long.png)") == 1
     assert (tmp_path / "long.png").stat().st_size > 1000
-    running = "| its model here, as many episodes as the paper's | val | running | 52.00 ± 0.80 (one training) |  |  |  |"
+    running = (
+        "| its model here, best of 40 checkpoints in 200,000 episodes | val | running | 52.00 ± 0.80 (one training) |  |  |  |"
+    )
     assert running in text
     assert "long.png" not in maker["page"]([entries["long-centred-5w1s"]])  # an entry from before validation was kept
 
 
-def test_the_page_on_datasets_shows_the_measured_times() -> None:
-    text = (ROOT / "docs" / "data.md").read_text("utf-8")
-    for row in json.loads((ROOT / "results" / "prepare-cpu.json").read_text("utf-8"))["rows"]:
-        assert f"| {row['data']} | {row['images']:,} at {row['size']}² |" in text
+def test_experiments_on_models_of_an_earlier_recipe_are_not_shown() -> None:
+    maker = runpy.run_path(str(ROOT / "docs" / "reproduction.py"))
+    results = [{"size": 84, "trained": True, "vectors": 361, "features": 64, "rank": 63.5, "full_rank": 0.9,
+                "effective_rank": 20.0, "normalised_rank": 64.0, "normalised_effective_rank": 30.0}]  # fmt: skip
+    trained = made_up("ablation-base", 0, 0.5)
+    of = {"table": "mini-imagenet", "row": "ablation-base"}
+    name = {"table": "claims", "row": "rank-mini-imagenet-ablation-base"}
+    experiment = {**name, "seed": 0, "of": of, "results": results, "recipe": trained["recipe"]}
+    assert "miniImageNet 84²: 90%" in maker["page"]([trained, experiment])
+    earlier = {**trained["recipe"], "training": trained["recipe"]["training"] | {"steps": 7}}
+    assert "miniImageNet 84²: 90%" not in maker["page"]([trained, experiment | {"recipe": earlier}])
 
 
 def test_the_page_on_rivals_names_every_method_and_says_what_it_declares() -> None:

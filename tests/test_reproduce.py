@@ -12,7 +12,7 @@ from sosn.cli.app import app
 from sosn.data.catalog import prepare_dataset
 from sosn.errors import DataError, UsageError
 from sosn.recipe import load_recipe
-from sosn.reproduce import plan, reproduce
+from sosn.reproduce.open_mic import plan, reproduce
 from sosn.reproduce.paper import EXHIBITIONS, OPEN_MIC_1, OPEN_MIC_2, PAIRS
 
 TINY = "size=28 steps=1 every=1 val_way=2 val_episodes=2 report_episodes=2 recalibrate=1 val_share=0.4 device=cpu".split()

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from conftest import Listener
 from sosn.cli.app import app
+from sosn.cli.reproduce import _show_claims
 from sosn.data import Bank
 from sosn.errors import DataError, SosnError, TrainingError, UsageError
 from sosn.recipe import Recipe, load_recipe, override
@@ -118,6 +119,29 @@ def test_rows_of_one_budget_differ_in_the_model_and_in_what_its_authors_ask_for_
             assert {key for key, value in table["training"].items() if value != tables[0]["training"][key]} <= own
 
 
+def test_what_differs_is_told_with_the_counts_of_the_recipes() -> None:
+    def episodes(recipe: Recipe) -> str:
+        each = recipe.episodes.episodes_per_step
+        return f"{recipe.training.steps * each:,} episodes, {each} a step"
+
+    stages = [row for row in ROWS if row.start]
+    assert len(stages) == 8
+    for row in stages:
+        first = claims.find(row.table, row.start).resolve(0)
+        images = first.episodes.way * (first.episodes.shot + first.episodes.query) * first.episodes.episodes_per_step
+        assert f"{first.training.steps:,} batches of {images} images" in row.differs
+        assert episodes(row.resolve(0)) in row.differs
+    budget, long = (claims.find("mini-imagenet", name) for name in ("sigme-5w5s", "long-5w5s"))
+    base, most = budget.resolve(0), long.resolve(0)
+    assert episodes(base) in budget.differs
+    assert f"{base.episodes.query} training queries a class" in budget.differs
+    best, of = most.training.steps // most.validation.every, base.training.steps // base.validation.every
+    told = f"best of {best} checkpoints on {most.validation.val_episodes} episodes"
+    assert told in long.differs
+    assert f"(of rows of one budget: of {of})" in long.differs
+    assert base.validation.val_episodes == most.validation.val_episodes
+
+
 def test_ranked_is_not_trained_at_one_shot_where_it_is_the_average() -> None:
     for row in ROWS:
         recipe = row.resolve(0)
@@ -211,6 +235,8 @@ def test_rows_of_other_settings_change_what_they_are_called_after() -> None:
     for norm in ("asinhe", "none"):
         plain, own = (claims.find("mini-imagenet", f"{name}-5w5s").resolve(0) for name in (norm, f"centred-{norm}"))
         assert own.model.options == plain.model.options | {"shift": 1.0}
+    for row in ROWS:
+        assert set(row.against) <= {one.id for one in ROWS if one.table == row.table}
     long, shifted = (claims.find("mini-imagenet", f"{name}-5w1s").resolve(0) for name in ("long", "long-centred"))
     assert shifted.model.options == long.model.options | {"shift": 1.0}
     assert (shifted.augmentation, shifted.training, shifted.episodes) == (long.augmentation, long.training, long.episodes)
@@ -257,7 +283,7 @@ def test_rows_side_by_side_are_those_one_by_one(tmp_path: Path) -> None:
     for ours, theirs in zip(both.entries, one_by_one.entries, strict=True):
         assert ours["figures"] == theirs["figures"]
         assert ours["recipe"] == theirs["recipe"]
-    assert re.fullmatch(r"2 of 2 trainings to run: about .* on this machine", listener.said[-4])
+    assert re.fullmatch(r"2 of 2 trainings to run: about .* on this machine, one after another", listener.said[-4])
     assert listener.said[-3] == f"2 at a time; what each says goes to TABLE/ROW-seedN.log in {str(tmp_path / 'together')!r}"
     assert f"omniglot/{row}, seed 1: done in" in " ".join(listener.said)
     assert "step 4/4" in (tmp_path / "together" / "omniglot" / f"{row}-seed0.log").read_text("utf-8")
@@ -418,7 +444,11 @@ def test_rows_without_images_are_skipped_and_all_of_them_are_an_error(tmp_path: 
     assert CliRunner().invoke(app, words.split()).exit_code == 0
     result = reproduce_rows("mini-imagenet", tmp_path / "runs", wanted)
     assert [entry["row"] for entry in result.entries] == ["sigme-5w1s"]
-    assert list(result.skipped) == ["mini-imagenet/sigme-224-5w1s"]
+    assert list(result.skipped) == ["mini-imagenet/sigme-224-5w1s, seed 0"]
+    (tmp_path / "home" / "mini-imagenet-84").rename(tmp_path / "gone")  # a finished seed is read all the same
+    more = reproduce_rows("mini-imagenet", tmp_path / "runs", replace(wanted, rows=["sigme-5w1s"], seeds=(0, 1)))
+    assert more.entries == result.entries
+    assert list(more.skipped) == ["mini-imagenet/sigme-5w1s, seed 1"]
 
 
 def test_the_ledger_takes_rows_as_they_are_planned_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -435,6 +465,12 @@ def test_the_ledger_takes_rows_as_they_are_planned_alone(tmp_path: Path, monkeyp
     result = reproduce_rows("omniglot", tmp_path / "runs", wanted)
     files = sorted(path.relative_to(tmp_path / "ledger").as_posix() for path in (tmp_path / "ledger").rglob("*.json"))
     assert files == [f"omniglot/{SIGME}-seed0.json", f"omniglot/{SIGME}-seed2.json"]
+    assert read_ledger(tmp_path / "ledger") == result.entries
+    listener = Listener()
+    reproduce_rows("omniglot", tmp_path / "again", replace(wanted, seeds=(0,)), listener)  # the same row, trained anew
+    assert read_ledger(tmp_path / "ledger") == result.entries
+    assert "seed0.json' is of another training and stays; move it away" in listener.said[-1]
+    reproduce_rows("omniglot", tmp_path / "runs", replace(wanted, seeds=(0,)), listener)
     assert read_ledger(tmp_path / "ledger") == result.entries
     assert all(same_recipe(entry, small) for entry in result.entries)
     assert not same_recipe(result.entries[0], row)
@@ -526,6 +562,21 @@ def test_claims_run_their_rows_and_experiments_once(tmp_path: Path) -> None:
     assert again.exit_code == 0, again.output
     assert again.stderr == ""
     assert "Power normalisation discards how often a texture repeats" in again.stdout
+    assert "[…] can detect co-occurring responses" in again.stdout  # brackets are the quotation's, no markup
+
+
+def test_a_claim_is_told_with_its_quotation_its_note_and_rows_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    (claim,) = (one for one in claims.CLAIMS if one.id == "sigme-none")
+    figures = (("sigme-5w1s", 0.52), ("none-5w1s", 0.5))
+    _show_claims(claims.Claimed((claim,), [entry(row, 0, accuracy) for row, accuracy in figures]), quick=False)
+    told = capsys.readouterr().out
+    assert "“Tables [of miniImageNet and Open MIC] show" in told
+    assert claim.note in told
+    heads, first = (line for line in told.splitlines() if "minus" in line or "sigme-5w1s" in line)
+    assert [cell.strip() for cell in heads.split("┃")][1:3] == ["row", "minus"]
+    assert [cell.strip() for cell in first.split("│")][1:3] == ["sigme-5w1s", "none-5w1s"]
+    assert "+2.00" in first
+    assert claims.claim_json(claim, [])["note"] == claim.note
 
 
 @pytest.mark.real_data

@@ -13,9 +13,10 @@ def fill(text: str) -> str:
     for path in sorted((ROOT / "results").glob("variants-*.json")):
         told = read(f"results/{path.name}")
         for one in told["rows"]:
-            figures = ", ".join(f"{own['way']}w{own['shot']}s{own['query']}q {accuracy(own, 2)}" for own in one["figures"])
+            measured = one.get("figures", [])
+            figures = ", ".join(f"{own['way']}w{own['shot']}s{own['query']}q {accuracy(own, 2)}" for own in measured)
             words = " ".join(word for word in one["words"] if not word.startswith("report_"))
-            parts.append(f"| {told['recipe']} | {one['variant']} | `{words}` | {figures} |".replace("``", ""))
+            parts.append(f"| {told['recipe']} | {one['variant']} | `{words}` | {figures or one['error']} |".replace("``", ""))
     text = put(text, "variants", "\n" + "\n".join(parts) + "\n")
     text = put(text, "sixteen", "\n" + _sixteen() + "\n")
     text = put(text, "before", "\n" + _before("best-before") + "\n")

@@ -5,53 +5,52 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from pages.common import in_points
-from sosn.reproduce.claims import find
-from sosn.reproduce.ledger import Entry, as_it_is_now, gap
-from sosn.reproduce.mini_imagenet import OTHER, SHOTS, TABLE
+from sosn.reproduce.claims import Contrast
+from sosn.reproduce.ledger import Entry, as_it_is_now
+from sosn.reproduce.mini_imagenet import SHOTS
 from sosn.reproduce.row import LONG, Row
 
-BESIDE = {  # what rows are held against
-    "unchanged": "sigme", "centred": "sigme", "centred-asinhe": "asinhe", "centred-none": "none", "long": "sigme",
-    "long-centred": "long",
-}  # fmt: skip
 CURVES = "long.png"
 
 
 def differences(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
     """What rows of other settings and of the paper's budget are ahead of those that they stand beside, in a sentence."""
     told = []
-    for row in rows if rows[0].group in (OTHER, LONG) else ():
-        name, protocol = row.id.rsplit("-", 1)
-        other = find(TABLE, f"{BESIDE[name]}-{protocol}")
-        ahead = gap(as_it_is_now(entries, row), as_it_is_now(entries, other), row.measures[0])
-        if ahead:
-            told.append(f"`{row.id}` − `{other.id}` {in_points(ahead)}")
-    return [f"Differences of the same seed, points ± 95% over episodes: {', '.join(told)}.\n"] if told else []
+    for row in rows:
+        for other in row.against:
+            pair = Contrast(row.table, row.id, other, row.measures[0].protocol)
+            if ahead := pair.ours(entries):
+                means = pair.of_all_seeds(entries)
+                of_all = "" if means is None else f" (means of all seeds {100 * means:+.2f})"
+                told.append(f"`{pair.first}` − `{pair.second}` {in_points(ahead)}{of_all}")
+    return [f"Differences of the same seeds, points ± 95%, of one seed over episodes: {', '.join(told)}.\n"] if told else []
 
 
-def went_on(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
+def best_and_last(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
     """When validation was best in long trainings, and how it ended."""
     told = []
-    for row, entry in _judged(rows, entries):
-        steps, accuracies = entry["validation"]["steps"], entry["validation"]["accuracy"]
-        best = max(range(len(steps)), key=accuracies.__getitem__)
-        ends = f"{100 * accuracies[best]:.1f}% after {steps[best]:,} and {100 * accuracies[-1]:.1f}% after {steps[-1]:,}"
-        told.append(f"`{row.id}` {ends}")
+    for row, episodes, accuracies in _judged(rows, entries):
+        best = max(range(len(episodes)), key=accuracies.__getitem__)
+        told.append(
+            f"`{row.id}` {accuracies[best]:.1f}% after {episodes[best]:,} and {accuracies[-1]:.1f}% after {episodes[-1]:,}"
+        )
     if not told:
         return []
-    first = "On the episodes that choose the weights, accuracy was highest, and at the end of training"
-    return [f"{first}: {'; '.join(told)}.\n", f"![Accuracy on validation episodes over training]({CURVES})\n"]
+    first = "Accuracy on the episodes that choose the weights, at its highest and at the end, after so many training episodes"
+    chosen = "Figures above are of the weights at the highest"
+    return [f"{first}: {'; '.join(told)}. {chosen}.\n", f"![Accuracy on validation episodes over training]({CURVES})\n"]
 
 
-def _judged(rows: Sequence[Row], entries: Sequence[Entry]) -> list[tuple[Row, Entry]]:
-    """Long trainings whose validation was kept, of one episode a step."""
-    return [
-        (row, entry)
-        for row in rows
-        if row.group == LONG
-        for entry in as_it_is_now(entries, row)
-        if entry.get("validation", {}).get("steps")
-    ]
+def _judged(rows: Sequence[Row], entries: Sequence[Entry]) -> list[tuple[Row, list[int], list[float]]]:
+    """Long trainings whose validation was kept: after how many episodes, and accuracies in per cent."""
+    judged = []
+    for row in rows:
+        for entry in as_it_is_now(entries, row) if row.group == LONG else ():
+            kept = entry.get("validation", {"steps": [], "accuracy": []})
+            each = row.resolve(entry["seed"]).episodes.episodes_per_step
+            if kept["steps"]:
+                judged.append((row, [each * step for step in kept["steps"]], [100 * one for one in kept["accuracy"]]))
+    return judged
 
 
 def curves(rows: Sequence[Row], entries: Sequence[Entry]) -> Figure | None:
@@ -61,11 +60,10 @@ def curves(rows: Sequence[Row], entries: Sequence[Entry]) -> Figure | None:
         return None
     figure = Figure((7.6, 3.2), layout="constrained")
     for axes, protocol in zip(figure.subplots(1, len(SHOTS)), SHOTS, strict=True):
-        for row, entry in judged:
+        for row, episodes, accuracies in judged:
             if row.id.endswith(protocol):
-                kept = entry["validation"]
-                heights = [100 * one for one in kept["accuracy"]]
-                axes.plot([step / 1000 for step in kept["steps"]], heights, label=row.remark.split(",")[0])
+                shift = row.resolve(0).model.options["shift"]
+                axes.plot([one / 1000 for one in episodes], accuracies, label=f"β = {shift:g}")
         axes.set_title(protocol)
         axes.set_xlabel("thousand episodes")
         axes.spines[["top", "right"]].set_visible(False)

@@ -24,7 +24,10 @@ def fill(text: str) -> str:
     text = put(text, "short", "\n" + short(read_ledger(ROOT / "results/ledger")))
     text = put(text, "models", _models())
     shown = accuracy(read("src/sosn/models/glyphs.json"), 2)
-    return re.sub(r"# [\d.]+ ± [\d.]+%: mean and", f"# {shown}%: mean and", text)
+    text, places = re.subn(r"# [\d.]+ ± [\d.]+%: mean and", f"# {shown}%: mean and", text)
+    if places != 1:
+        raise SystemExit("there is no place for the example's accuracy: # 0 ± 0%: mean and")
+    return text
 
 
 def _models() -> str:

@@ -117,7 +117,7 @@ def profile_table(told: dict[str, Any]) -> str:
 
 def _listed(words: list[str]) -> str:
     """One after the other, as in a sentence."""
-    return f"{', '.join(words[:-1])} and {words[-1]}"
+    return " and ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
 
 
 def _again(benchmarks: list[dict[str, Any]]) -> str:

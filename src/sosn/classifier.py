@@ -1,6 +1,5 @@
 """Few pictures of each class in, answers out: no training, no GPU."""
 
-import hashlib
 import inspect
 import json
 import os
@@ -18,7 +17,7 @@ from torch import Tensor
 from sosn.confidence import CALIBRATION_FILE, Calibration, probabilities, read_calibration
 from sosn.device import resolve_device
 from sosn.errors import CheckpointError, NotFittedError, SosnWarning, UsageError
-from sosn.files import write_atomically
+from sosn.files import file_digest, write_atomically
 from sosn.ground import Ground, Inverting, ground_for, inverted, warn_inverted
 from sosn.kind import Kind
 from sosn.method import TimmPrototype
@@ -205,7 +204,7 @@ class FewShotClassifier:
             "model_name": self.model_,
             "kind": self.kind_,
             "pictures": [{"label": label, "index": index, "source": source} for label, (index, source) in self._in_order()],
-            "files": {name: _digest(path / name) for name in (WEIGHTS_FILE, SUPPORT_FILE)},
+            "files": {name: file_digest(path / name) for name in (WEIGHTS_FILE, SUPPORT_FILE)},
         }
         write_atomically(path / CLASSIFIER_FILE, (json.dumps(document, ensure_ascii=False, indent=1) + "\n").encode())
 
@@ -217,7 +216,7 @@ class FewShotClassifier:
             raise CheckpointError(f"{str(folder)!r} holds no {CLASSIFIER_FILE}: it is no classifier that was saved whole")
         try:
             told = json.loads((path / CLASSIFIER_FILE).read_text("utf-8"))
-            if any(_digest(path / name) != digest for name, digest in told["files"].items()):
+            if any(file_digest(path / name) != digest for name, digest in told["files"].items()):
                 raise CheckpointError(f"the files in {str(folder)!r} do not belong together: save the classifier again")
             method, _ = load_method(path / WEIGHTS_FILE)
             features = load_tensors(path / SUPPORT_FILE)[0]["features"]
@@ -364,7 +363,3 @@ def _labelled(images: Pictures, labels: Sequence[Any] | Array | None) -> tuple[l
 def _read(method: Method, ground: Ground | None, pictures: Sequence[Picture]) -> tuple[Tensor, int]:
     """Pictures as images for a model, on the ground that it knows, and how many were inverted for that."""
     return inverted(read_pictures(pictures, method.preprocessing.source, method.preprocessing.channels), ground)
-
-
-def _digest(path: Path) -> str:
-    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()

@@ -26,6 +26,12 @@ def write_atomically(path: Path, content: bytes) -> None:
             Path(temporary).unlink(missing_ok=True)
 
 
+def file_digest(path: Path) -> str:
+    """Thirty-two hexadecimal digits that tell what a file holds."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
 def digest(folder: Path, pattern: str) -> str:
     """Sixteen hexadecimal digits that tell what the files of a folder hold, by their names from there on."""
     told = hashlib.sha256()

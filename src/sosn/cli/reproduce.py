@@ -99,7 +99,7 @@ def _split_words(
 
 def _open_mic(table: str, overrides: list[str], quick: bool, data: Path | None, out: Path | None, as_json: bool) -> None:
     from sosn.cli.show import RichProgress, show_reproduction
-    from sosn.reproduce import reproduce as run_table
+    from sosn.reproduce.open_mic import reproduce as run_table
 
     folder = out or Path("runs") / (f"{table}-quick" if quick else table)
     with RichProgress() as progress:
@@ -208,15 +208,19 @@ def _show_reasons(entries: "list[Entry]", skipped: dict[str, str]) -> None:
 
 def _show_claims(result: "Claimed", quick: bool) -> None:
     """Each claim, the paper's differences beside ours, and what the experiments gave."""
+    from rich.markup import escape
+
     from sosn.cli.show import new_table, wide_console
 
     out = wide_console()
     if quick:
         out.print("quick, so ours is no result")
     for claim in result.claims:
-        out.print(f"\n[bold]{claim.claim}[/bold]\n“{claim.quote}”", soft_wrap=True)
+        out.print(f"\n[bold]{escape(claim.claim)}[/bold]\n“{escape(claim.quote)}”", soft_wrap=True)
+        if claim.note:
+            out.print(escape(claim.note), soft_wrap=True)
         if claim.contrasts:
-            table = new_table("", "minus", "", "", "split", "paper, points", "ours, points", "seeds")
+            table = new_table("", "row", "minus", "", "split", "paper, points", "ours, points", "seeds")
             for one in claim.contrasts:
                 ours = one.ours(result.entries)
                 points = f"{100 * ours.mean:+.2f} ± {100 * ours.ci95:.2f}" if ours else "–"

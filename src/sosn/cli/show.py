@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sosn.data.check import Finding
     from sosn.demo import DemoResult
     from sosn.evaluation import Evaluation
-    from sosn.reproduce import Table as ReproducedTable
+    from sosn.reproduce.open_mic import Table as ReproducedTable
     from sosn.tasks import EvaluationSettings
 
 QUIET = 30.0  # seconds between two lines where there is no terminal

@@ -12,11 +12,11 @@ import torch
 
 from sosn.errors import UsageError
 from sosn.evaluation import Evaluation, mean_ci95
-from sosn.files import write_atomically
+from sosn.files import file_digest, write_atomically
 from sosn.method.base import Method
 from sosn.recipe import Recipe, from_table, known_keys, without_place
 from sosn.reproduce.row import Measure, Row
-from sosn.training.run import Run
+from sosn.training.run import Run, read_json
 
 ENTRY_FILE = "entry.json"  # in a run folder
 Entry = dict[str, Any]
@@ -25,7 +25,7 @@ Entry = dict[str, Any]
 def new_entry(row: Row, recipe: Recipe, run: Run, method: Method, changed: Sequence[str], quick: bool) -> Entry:
     """What is known of a run before anything is measured: no dates, no paths; where it started is told by its row."""
     recipe = replace(recipe, training=replace(recipe.training, start=""))
-    about, result = run.about(), json.loads(run.result.read_text("utf-8"))
+    about, result = run.about(), read_json(run.result)
     data = {
         split: {"fingerprint": part["fingerprint"], "images": part["images"], "classes": len(part["classes"])}
         for split, part in about["data"].items()
@@ -34,7 +34,9 @@ def new_entry(row: Row, recipe: Recipe, run: Run, method: Method, changed: Seque
         "table": row.table, "row": row.id, "label": row.label, "seed": recipe.seed, "quick": quick, "changed": list(changed),
         "recipe_name": row.recipe, "overrides": list(row.words), "start": row.start, "recipe": recipe.to_table(),
         "versions": about["versions"], "machine": about["machine"], "data": data, "seconds": result["seconds"],
-        "parameters": method.parameter_count(), "validation": run.validations(), "figures": [], "missing": {},
+        "parameters": method.parameter_count(), "weights": file_digest(run.weights),
+        "start_weights": about.get("start", {}).get("weights", ""), "validation": run.validations(), "figures": [],
+        "missing": {},
     }  # fmt: skip
 
 
@@ -74,6 +76,21 @@ def read_ledger(folder: Path) -> list[Entry]:
 def ledger_file(folder: Path, entry: Entry) -> Path:
     """Where a ledger keeps an entry."""
     return folder / str(entry["table"]) / f"{entry['row']}-seed{entry['seed']}.json"
+
+
+def same_training(entry: Entry, other: Entry) -> bool:
+    """Whether two entries are of one training; the oldest have no digest of their weights."""
+    keys = ["seed", "seconds", "versions", *(["weights"] if "weights" in entry and "weights" in other else [])]
+    return all(entry.get(key) == other.get(key) for key in keys)
+
+
+def keep(folder: Path, entry: Entry) -> bool:
+    """Put an entry into a ledger, unless one of another training stands there; whether it was put."""
+    file = ledger_file(folder, entry)
+    if file.exists() and not same_training(read_entry(file), entry):
+        return False
+    write_entry(file, entry)
+    return True
 
 
 def same_recipe(entry: Entry, row: Row) -> bool:

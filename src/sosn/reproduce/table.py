@@ -19,6 +19,7 @@ from sosn.reproduce.ledger import (
     Entry,
     add_figure,
     find_figure,
+    keep,
     ledger_file,
     new_entry,
     read_entry,
@@ -101,7 +102,7 @@ def row_json(row: Row) -> dict[str, Any]:
     """A row as it is planned, with the paper's figures as fractions."""
     paper = {one.protocol: row.paper(one.protocol) for one in row.measures}
     figures = {
-        protocol: {"accuracy": one.accuracy / 100, "ci95": None if one.ci95 is None else one.ci95 / 100}
+        protocol: {"accuracy": round(one.accuracy / 100, 4), "ci95": None if one.ci95 is None else round(one.ci95 / 100, 4)}
         for protocol, one in paper.items()
         if one
     }
@@ -183,16 +184,17 @@ def run_jobs(jobs: Sequence[Job], wanted: Options, progress: Progress) -> tuple[
         words = " ".join((*changes(wanted.overrides), *(("--quick",) if wanted.quick else ())))
         raise UsageError(f"--ledger keeps rows as they are planned: leave it out, or {words}")
     skipped = _prepare(jobs, wanted.data, progress)
-    ready = [job for job in jobs if job.row.name not in skipped]
+    ready = [job for job in jobs if job.name not in skipped]
     if jobs and not ready:
         raise DataError(next(iter(skipped.values())))
-    for row, reason in skipped.items():
-        progress.say(f"{row} is skipped: {reason}")
+    for name, reason in skipped.items():
+        progress.say(f"{name} is skipped: {reason}")
     waiting = [job for job in ready if not Run(job.folder).result.exists()]
     if waiting:
         if wanted.estimate:
             progress.say("timing a few steps of each kind of training")
         took = f": {estimate([(job.recipe, _pairs(job)) for job in waiting])}" if wanted.estimate else ""
+        took += ", one after another" if took and wanted.jobs > 1 else ""
         progress.say(f"{len(waiting)} of {len(ready)} trainings to run{took}")
     failed = _side_by_side([job for job in ready if not _whole(job)], wanted, progress) if wanted.jobs > 1 else {}
     skipped |= {name: failure.reason for name, failure in failed.items()}
@@ -208,8 +210,9 @@ def run_jobs(jobs: Sequence[Job], wanted: Options, progress: Progress) -> tuple[
             skipped[job.name] = str(error)
             progress.say(f"{job.row.name}: {error}")
             continue
-        if wanted.ledger:
-            write_entry(ledger_file(wanted.ledger, entries[-1]), entries[-1])
+        if wanted.ledger and not keep(wanted.ledger, entries[-1]):
+            file = str(ledger_file(wanted.ledger, entries[-1]))
+            progress.say(f"{file!r} is of another training and stays; move it away to keep {str(job.entry_file)!r} there")
     broken = [f"{name}: {failure.reason}" for name, failure in failed.items() if failure.broke]
     if broken:
         raise SosnError(f"{len(broken)} of {len(jobs)} trainings broke off, such as {broken[0]}; the others are kept")
@@ -247,7 +250,7 @@ def _prepare(jobs: Sequence[Job], source: Path | None, progress: Progress) -> di
     for job in jobs:
         name, size = job.recipe.data.name, job.recipe.data.options["size"]
         if not job.entry_file.exists() and not prepare_missing(name, size, source, progress):
-            skipped[job.row.name] = f"{name} at {size}×{size} is not prepared: give --data DIR, the folder that holds it"
+            skipped[job.name] = f"{name} at {size}×{size} is not prepared: give --data DIR, the folder that holds it"
     return skipped
 
 
@@ -262,6 +265,9 @@ def _run(job: Job, changed: Sequence[str], quick: bool, progress: Progress) -> E
     run = train_or_resume(job.recipe, job.folder, progress)
     if job.entry_file.exists():
         entry = read_entry(job.entry_file)
+        if "validation" not in entry:  # one that an earlier version wrote
+            entry["validation"] = run.validations()
+            write_entry(job.entry_file, entry)
     else:
         entry = new_entry(job.row, job.recipe, run, load(job.folder), changed, quick)
     for measured in _measure(job, entry, progress):

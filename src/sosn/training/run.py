@@ -148,7 +148,10 @@ class Run:
 
     def history(self) -> list[dict[str, float]]:
         """All metrics of a finished run, in the order in which they came."""
-        return [json.loads(line) for line in self.metrics.read_text("utf-8").splitlines()]
+        try:
+            return [dict(json.loads(line)) for line in self.metrics.read_text("utf-8").splitlines()]
+        except ValueError as error:
+            raise CheckpointError(f"{str(self.metrics)!r} is damaged ({error}): put it back") from error
 
     def validations(self) -> dict[str, list[float]]:
         """Accuracy on validation episodes over training, with the steps after which it was measured."""

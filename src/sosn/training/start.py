@@ -1,14 +1,13 @@
 """A warm start: training begins with the weights of another model, where they fit."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from sosn.errors import CheckpointError, UsageError
+from sosn.files import file_digest
 from sosn.method import Method
 from sosn.models import model_path
 from sosn.storage import load_tensors
@@ -60,14 +59,9 @@ def take_weights(method: Method, model: str) -> Start:
         for name in taken:
             own[name].copy_(given[name])
     return Start(
-        model, _digest(path), taken, tuple(name for name in own if name not in taken),
+        model, file_digest(path), taken, tuple(name for name in own if name not in taken),
         tuple(sorted(given.keys() - set(taken))), tuple(seen_by(model)),
     )  # fmt: skip
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def _parts(names: Sequence[str]) -> str:
