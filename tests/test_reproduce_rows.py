@@ -22,7 +22,7 @@ from sosn.errors import DataError, SosnError, TrainingError, UsageError
 from sosn.recipe import Recipe, load_recipe, override
 from sosn.reproduce import claims, mini_imagenet, omniglot, running
 from sosn.reproduce import table as planned
-from sosn.reproduce.ledger import Entry, gap, of_row, read_entry, read_ledger, same_recipe, summarise, write_entry
+from sosn.reproduce.ledger import Entry, gap, ledger_file, of_row, read_entry, read_ledger, same_recipe, summarise, write_entry
 from sosn.reproduce.paper import MINI_IMAGENET, OMNIGLOT, PUBLISHED, ahead
 from sosn.reproduce.row import LONG, Measure, Row, changes
 from sosn.reproduce.side_by_side import Failure, Task
@@ -466,11 +466,16 @@ def test_the_ledger_takes_rows_as_they_are_planned_alone(tmp_path: Path, monkeyp
     files = sorted(path.relative_to(tmp_path / "ledger").as_posix() for path in (tmp_path / "ledger").rglob("*.json"))
     assert files == [f"omniglot/{SIGME}-seed0.json", f"omniglot/{SIGME}-seed2.json"]
     assert read_ledger(tmp_path / "ledger") == result.entries
+    before = result.entries[0] | {"weights": "of another training"}
+    file = ledger_file(tmp_path / "ledger", before)
+    write_entry(file, before)
     listener = Listener()
-    reproduce_rows("omniglot", tmp_path / "again", replace(wanted, seeds=(0,)), listener)  # the same row, trained anew
-    assert read_ledger(tmp_path / "ledger") == result.entries
+    reproduce_rows("omniglot", tmp_path / "runs", replace(wanted, seeds=(0, 2)), listener)
     assert "seed0.json' is of another training and stays; move it away" in listener.said[-1]
-    reproduce_rows("omniglot", tmp_path / "runs", replace(wanted, seeds=(0,)), listener)
+    assert read_ledger(tmp_path / "ledger") == [before, result.entries[1]]
+    del before["weights"], before["validation"]  # of an earlier version, and of the same training by all that it tells
+    write_entry(file, before)
+    reproduce_rows("omniglot", tmp_path / "runs", replace(wanted, seeds=(0,)))
     assert read_ledger(tmp_path / "ledger") == result.entries
     assert all(same_recipe(entry, small) for entry in result.entries)
     assert not same_recipe(result.entries[0], row)
