@@ -125,7 +125,8 @@ Accuracies are in per cent.
 
 def page(entries: Sequence[Entry]) -> str:
     """The page for a ledger."""
-    parts = [TITLE, SHORT, short(entries), INTRO.format(**omniglot.OVERLAP), _state(entries)]
+    planned = _as_planned(entries)
+    parts = [TITLE, SHORT, short(planned), INTRO.format(**omniglot.OVERLAP), _state(entries)]
     for table, rows in TABLES.items():
         parts.append(f"## {TITLES[table]}\n")
         absent = [label for label in PUBLISHED[table] if label not in {row.label for row in rows}]
@@ -133,11 +134,10 @@ def page(entries: Sequence[Entry]) -> str:
             told = (f"{name} ({', '.join(f'{p} {f}' for p, f in PUBLISHED[table][name].items())})" for name in absent)
             parts.append(f"Printed in the paper and not run here: {'; '.join(told)}.\n")
         for group in dict.fromkeys(row.group for row in rows):
-            parts += _group([row for row in rows if row.group == group], entries)
+            parts += _group([row for row in rows if row.group == group], entries, planned)
         if table == omniglot.TABLE:
             parts.append(right_angles())
     parts.append(OPEN_MIC)
-    planned = _as_planned(entries)
     parts += ["## What the paper says in words\n", SAID, overview(planned)]
     parts += [part for claim in claims.CLAIMS for part in claim_parts(claim, planned)]
     parts += ["## Misprints and contradictions in the paper\n", "\n".join(f"- {sentence}" for sentence in MISPRINTS) + "\n"]
@@ -170,12 +170,15 @@ def _state(entries: Sequence[Entry]) -> str:
     return sentence + (f" Machines: {', '.join(machines)}." if machines else "") + "\n"
 
 
-def _group(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
-    """The tables of a group of rows, what differs from the paper in them, and the rows that were not run."""
+def _group(rows: Sequence[Row], entries: Sequence[Entry], planned: Sequence[Entry]) -> list[str]:
+    """The tables of a group of rows, what differs from the paper in them, and the rows that were not run.
+
+    planned: the entries that can be compared.
+    """
     parts = [f"### {TITLES[rows[0].table]}: {rows[0].group}\n"]
     runs = {row.id: of_row(entries, row.table, row.id) for row in rows}
     if rows[0].group == "ablation":
-        parts += _ablations(_as_planned(entries))
+        parts += _ablations(planned)
     else:
         for protocol in dict.fromkeys(measure.protocol for row in rows for measure in row.measures):
             lines = [line for row in rows for line in _lines(row, protocol, entries)]
@@ -189,9 +192,9 @@ def _group(rows: Sequence[Row], entries: Sequence[Entry]) -> list[str]:
         parts.append("What differs from the paper: " + "; ".join(notes) + ".\n")
     if remarks:
         parts.append("\n".join(f"- {one}." for one in told) + "\n")
-    parts += budgets.differences(rows, _as_planned(entries)) + budgets.best_and_last(rows, entries)
+    parts += budgets.differences(rows, planned) + budgets.best_and_last(rows, planned)
     if rows[0].group in PRINTED:
-        parts.append(_below(rows, _as_planned(entries), PRINTED[rows[0].group]))
+        parts.append(_below(rows, planned, PRINTED[rows[0].group]))
     waiting = [f"`{row.id}`" for row in rows if not runs[row.id]]
     if waiting:
         summary = f"<details><summary>{len(waiting)} of {len(rows)} rows not run</summary>"

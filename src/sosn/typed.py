@@ -4,6 +4,7 @@ import inspect
 import tomllib
 import types
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from sosn.errors import UsageError
@@ -48,10 +49,15 @@ def _describe(annotation: Any) -> str:
 
 def annotations(function: Callable[..., Any], *, without: Sequence[str] = ()) -> dict[str, Any]:
     """Annotated parameters of a function or class, in their order."""
+    return {name: hint for name, hint in _annotated(function) if name not in without}
+
+
+@cache
+def _annotated(function: Callable[..., Any]) -> tuple[tuple[str, Any], ...]:
+    """Kept, since recipes ask for the same ones hundreds of times."""
     target = function.__init__ if inspect.isclass(function) else function
     hints = get_type_hints(target)
-    names = inspect.signature(target).parameters
-    return {name: hints[name] for name in names if name in hints and name not in without}
+    return tuple((name, hints[name]) for name in inspect.signature(target).parameters if name in hints)
 
 
 def defaults(function: Callable[..., Any]) -> dict[str, Any]:
