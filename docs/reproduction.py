@@ -71,6 +71,7 @@ with its figures, or one experiment on a trained model, and a command wrote it (
 ledger already stays there):
 
 ```
+sosn reproduce omniglot --rows sigme-vinyals-5w1s --quick --data DIR   # a few steps, to see that it works; no entry
 sosn reproduce omniglot --rows 'sigme-*' --seeds 0 1 2 --ledger results/ledger
 sosn reproduce mini-imagenet --list                   # the rows and their recipes; omniglot and claims have them too
 sosn reproduce claims --ledger results/ledger         # what the paper says in words; runs the rows that it needs

@@ -67,11 +67,15 @@ def reproduce(
 
     wanted = Options(patterns, numbers or [0], overrides, quick, data, ledger, jobs, estimate)
     folder = out or Path("runs/quick" if quick else "runs")
-    with RichProgress() as progress:
-        if table == CLAIMS:
-            claimed = reproduce_claims(folder, wanted, progress)
-        else:
-            result = reproduce_rows(table, folder, wanted, progress)
+    try:
+        with RichProgress() as progress:
+            if table == CLAIMS:
+                claimed = reproduce_claims(folder, wanted, progress)
+            else:
+                result = reproduce_rows(table, folder, wanted, progress)
+    except KeyboardInterrupt:
+        typer.echo("the same command goes on from the last checkpoints", err=True)
+        raise
     if table == CLAIMS:
         print_json(claimed.to_json()) if as_json else _show_claims(claimed, quick)
     else:
@@ -94,6 +98,8 @@ def _split_words(
             patterns.append(word)
         else:
             raise UsageError(f"{word!r} is no key=value: write for instance device=cuda, or --rows {word}")
+    if any(number < 0 for number in numbers):
+        raise UsageError(f"seeds are {', '.join(map(str, numbers))}; they are whole numbers from 0")
     return overrides, patterns, numbers
 
 
@@ -227,6 +233,7 @@ def _show_claims(result: "Claimed", quick: bool) -> None:
                 paper = "" if one.paper is None else f"{one.paper:+.2f}"
                 table.add_row(one.first, one.second, one.protocol, one.split, paper, points, str(ours.seeds if ours else 0))
             out.print(table)
+            out.print("ours ±: 95%, over episodes and, of several seeds, between them too")
         for entry in result.entries:
             if entry["row"] in {one.id for one in claim.experiments}:
                 keys = [key for key in entry["results"][0] if not key.endswith("_ci95")]

@@ -182,7 +182,7 @@ def run_jobs(jobs: Sequence[Job], wanted: Options, progress: Progress) -> tuple[
         raise UsageError(f"jobs is {wanted.jobs}; it must be 1 or more")
     if wanted.ledger and (wanted.quick or changes(wanted.overrides)):
         words = " ".join((*changes(wanted.overrides), *(("--quick",) if wanted.quick else ())))
-        raise UsageError(f"--ledger keeps rows as they are planned: leave it out, or {words}")
+        raise UsageError(f"--ledger keeps rows as they are planned: leave out --ledger, or leave out {words}")
     skipped = _prepare(jobs, wanted.data, progress)
     ready = [job for job in jobs if job.name not in skipped]
     if jobs and not ready:
