@@ -101,7 +101,7 @@ DIFFERS = (
     "where training without it did better, in the ablations and at this budget (`unchanged-5w1s`; one seed each): whether "
     "rivals would too was not measured"
 )
-OTHER = "one budget, other settings"  # the paper's model with what ablations found to matter
+OTHER = "one budget, other settings"  # what ablations found to matter, and a rival without what held it back
 OTHERS = {  # id: label, settings, the row that it differs from
     "unchanged": ("SoSN(⊗)+SigmE, training images as they are", PLAIN, "sigme"),
     "centred": ("SoSN(⊗)+SigmE, mean shift β = 1", "shift=1", "sigme"),
