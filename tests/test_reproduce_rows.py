@@ -556,14 +556,17 @@ def test_a_row_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
     assert "is not finite" in result.skipped[f"omniglot/{SIGME}, seed 0"]
 
 
-def test_claims_run_their_rows_and_experiments_once(tmp_path: Path) -> None:
+def test_claims_run_their_rows_and_experiments_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = photos(tmp_path / "photos")
+    (bursts,) = (one for one in claims.CLAIMS if one.id == "burstiness")
+    assert [one.row for one in bursts.experiments] == ["sigme-5w1s", "asinhe-5w1s", "none-5w1s"]
+    monkeypatch.setattr(claims, "CLAIMS", (replace(bursts, experiments=bursts.experiments[1:]),))  # two are enough
     words = f"reproduce claims --rows burst* --quick --data {source} --out {tmp_path / 'runs'} --json "
     words += "device=cpu input_size=28 report_episodes=2"
     first = CliRunner().invoke(app, words.split())
     assert first.exit_code == 0, first.output
     (claim,) = json.loads(first.stdout)["claims"]
-    assert [one["of"]["row"] for one in claim["experiments"]] == ["sigme-5w1s", "asinhe-5w1s", "none-5w1s"]
+    assert [one["of"]["row"] for one in claim["experiments"]] == ["asinhe-5w1s", "none-5w1s"]
     assert {one["change"] for one in claim["experiments"][0]["results"]} >= {"patch 2×2", "replaced 2×2", "tiled 2×2"}
     assert str(tmp_path) not in first.stdout
     again = CliRunner().invoke(app, words.replace(" --json", "").split())
