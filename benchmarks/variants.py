@@ -47,15 +47,20 @@ def sizes_of(text: str) -> tuple[int, int, int, int]:
     return way, shot, query, episodes
 
 
-def finished(path: Path, recipe: str, sizes: list[tuple[int, int, int, int]]) -> list[dict[str, Any]]:
-    """Variants of the recipe that a file of results has all figures of; a file of another recipe is refused."""
+def measured(path: Path, recipe: str) -> list[dict[str, Any]]:
+    """Variants that a file of results has figures of; a file of another recipe or machine is refused."""
     if not path.exists():
         return []
     told = json.loads(path.read_text("utf-8"))
-    if told["recipe"] != recipe:
-        raise SystemExit(f"{str(path)!r} holds variants of {told['recipe']!r}, not of {recipe!r}: give another --out")
-    keys = ("way", "shot", "query", "episodes")
-    return [row for row in told["rows"] if [tuple(one[key] for key in keys) for one in row.get("figures", [])] == sizes]
+    for key, wanted in (("recipe", recipe), ("machine", machine())):
+        if told[key] != wanted:
+            raise SystemExit(f"{str(path)!r} holds variants with {key} {told[key]!r}, not {wanted!r}: give another --out")
+    return [row for row in told["rows"] if "figures" in row]
+
+
+def has_sizes(row: dict[str, Any], sizes: list[tuple[int, int, int, int]]) -> bool:
+    """Whether a variant has the figures that are wanted."""
+    return [(one["way"], one["shot"], one["query"], one["episodes"]) for one in row["figures"]] == sizes
 
 
 def main() -> None:
@@ -67,23 +72,24 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     wanted = parser.parse_args()
     sizes = [sizes_of(text) for text in wanted.sizes]
-    done = {(row["variant"], *row["words"]): row for row in finished(wanted.out, wanted.recipe, sizes)}
+    before = {(row["variant"], *row["words"]): row for row in measured(wanted.out, wanted.recipe)}
     rows: list[dict[str, Any]] = []
     for line in wanted.variants.read_text("utf-8").splitlines():
         if not line.strip() or line.startswith("#"):
             continue
         name, *words = line.split()
         told: dict[str, Any] = {"variant": name, "words": words}
-        if (name, *words) in done:
-            rows.append(done.pop((name, *words)))
+        earlier = before.pop((name, *words), None)
+        if earlier and has_sizes(earlier, sizes):
+            rows.append(earlier)
             continue
         try:
             there = [word.replace("start=@", f"start={wanted.runs.absolute()}/") for word in words]
             told |= run(wanted.recipe, there, wanted.runs / name, sizes)
         except SosnError as error:  # the others go on
             told["error"] = str(error)
-        rows.append(told)
-        kept = [*rows, *done.values()]  # those of later lines, and of lines that are no more
+        rows.append(earlier if earlier and "error" in told else told)
+        kept = [*rows, *before.values()]  # those of later lines, and of lines that are no more
         document = {"recipe": wanted.recipe, "split": "val", "seed": SEED, "machine": machine(), "rows": kept}
         wanted.out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(wanted.out, (json.dumps(document, indent=1) + "\n").encode())

@@ -50,8 +50,7 @@ classes and of batch statistics. What the paper says of Open MIC was not tested.
 rows bear on, the least and the most of those differences; they are below in full. Where both rows have several seeds, it
 is counted in how many the row that the claim puts first is ahead, or behind, by more than its interval; of one seed, which
 another training may well turn round, there is no verdict. *Less*, *more than in the paper*: the paper's difference is outside
-our interval; it has one of its own, which without pairs of answers can only be bounded (by 1.2 points of two figures at one
-shot on *mini*ImageNet).
+our interval; it has one of its own, which the paper does not print.
 """
 ABLATED = """Each row changes what its label names, of the base row `{base}`: SoSN(⊗)+SigmE, 5-way 1-shot, on {episodes:,}
 episodes, 4 a step, else as the rows of one budget. One seed each: ± is over episodes and does not cover another

@@ -76,9 +76,11 @@ def test_variants_are_trained_in_turn_and_can_start_from_one_another(tmp_path: P
     assert fourth["variant"] == "fourth"
     monkeypatch.setattr(sys, "argv", ["variants.py", *words, "--sizes", "5,1,2,4"])
     runpy.run_path(str(BENCHMARKS / "variants.py"), run_name="__main__")  # other episodes, of the same weights
-    assert [row["figures"][0]["episodes"] for row in json.loads(out.read_text("utf-8"))["rows"]] == [4, 4]
+    rows = json.loads(out.read_text("utf-8"))["rows"]
+    assert [(row["variant"], row["figures"][0]["episodes"]) for row in rows] == [("first", 4), ("fourth", 4), ("second", 3)]
+    assert rows[2] == second
     monkeypatch.setattr(sys, "argv", ["variants.py", "omniglot-5w1s", *words[1:]])
-    with pytest.raises(SystemExit, match="holds variants of 'glyphs-5w1s', not of 'omniglot-5w1s'"):
+    with pytest.raises(SystemExit, match="holds variants with recipe 'glyphs-5w1s', not 'omniglot-5w1s'"):
         runpy.run_path(str(BENCHMARKS / "variants.py"), run_name="__main__")
 
 

@@ -727,6 +727,21 @@ def test_an_entry_keeps_a_list_of_numbers_on_one_line(tmp_path: Path) -> None:
     assert text.count("\n") == 15
 
 
+def test_an_experiment_on_another_training_does_not_take_the_place_of_one_in_a_ledger(tmp_path: Path) -> None:
+    first = {"table": "claims", "row": "rank-of-a-row", "seed": 0, "versions": {"code": "1"}, "weights": "a", "results": [1]}
+    other, again = first | {"weights": "b"}, first | {"results": [1, 2]}
+    listener, file = Listener(), tmp_path / "rank.json"
+    for one in (first, other):
+        planned.into_ledger(tmp_path, one, file, listener)
+    assert read_ledger(tmp_path) == [first]
+    assert listener.said == [f"{str(ledger_file(tmp_path, other))!r} is of another training and stays; move it away to keep "
+                             f"{str(file)!r} there"]  # fmt: skip
+    planned.into_ledger(tmp_path, again, file, listener)
+    assert read_ledger(tmp_path) == [again]
+    planned.into_ledger(None, other, file, listener)
+    assert len(listener.said) == 1
+
+
 def test_a_gap_is_over_pairs_of_episodes_where_answers_were_kept() -> None:
     first, second = [entry("a", seed, 0.5) for seed in (0, 1)], [entry("b", seed, 0.4) for seed in (0, 1)]
     rights = {"a": ([40, 30, 35], [42, 30, 34]), "b": ([30, 28, 32], [34, 24, 30])}

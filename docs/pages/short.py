@@ -61,6 +61,9 @@ def _ours(entries: Sequence[Entry], row: Row, split: str, protocol: str, statist
     if figure is None:
         return ""
     half = math.hypot(sum(figure.ci95s) / len(figure.ci95s), figure.between or 0.0)  # seeds share their episodes
-    few = f" ({len(figure.seeds)} of {HEADLINE_SEEDS} seeds)" if len(figure.seeds) < HEADLINE_SEEDS else ""
-    few = few if row.headline else " (one training)" if len(figure.seeds) == 1 else ""
+    count, few = len(figure.seeds), ""
+    if row.headline and count < HEADLINE_SEEDS:
+        few = f" ({count} of {HEADLINE_SEEDS} seeds)"
+    elif count == 1:
+        few = " (one training)"
     return f"{percent(figure.mean, half, 2)}{few}"

@@ -11,10 +11,10 @@ from sosn.method.base import Statistics
 from sosn.models import load
 from sosn.reproduce import mini_imagenet, omniglot
 from sosn.reproduce.bursts import burstiness
-from sosn.reproduce.ledger import Entry, Gap, gap, ledger_file, of_row, read_entry, summarise, write_entry
+from sosn.reproduce.ledger import Entry, Gap, gap, of_row, read_entry, summarise, write_entry
 from sosn.reproduce.ranks import ranks
 from sosn.reproduce.row import Measure, Row, changes
-from sosn.reproduce.table import TABLES, Job, Options, plan, run_jobs, select
+from sosn.reproduce.table import TABLES, Job, Options, into_ledger, plan, run_jobs, select
 from sosn.training import Progress, Silent
 from sosn.training.run import Run, circumstances
 from sosn.training.setup import open_split
@@ -75,6 +75,11 @@ class Experiment:
     @property
     def id(self) -> str:
         return f"{self.kind}-{self.table}-{self.row}"
+
+    @property
+    def file(self) -> str:
+        """Its entry, in the run folder of the model."""
+        return f"{self.kind}.json"
 
 
 @dataclass(frozen=True)
@@ -239,14 +244,13 @@ def reproduce_claims(out: Path, wanted: Options, progress: Progress | None = Non
             for job in own:
                 if job.entry_file.exists():  # or it could not be run
                     entries.append(_experiment(experiment, job, wanted, progress))
-                    if wanted.ledger:
-                        write_entry(ledger_file(wanted.ledger, entries[-1]), entries[-1])
+                    into_ledger(wanted.ledger, entries[-1], job.folder / experiment.file, progress)
     return Claimed(claims, entries, skipped)
 
 
 def _experiment(experiment: Experiment, job: Job, wanted: Options, progress: Progress) -> Entry:
     """The entry of an experiment on the model of a finished job: read, or measured on validation images."""
-    file, trained = job.folder / f"{experiment.kind}.json", read_entry(job.entry_file)
+    file, trained = job.folder / experiment.file, read_entry(job.entry_file)
     if file.exists():
         return read_entry(file)
     progress.say(f"{experiment.id}, seed {job.recipe.seed}")

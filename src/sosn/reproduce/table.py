@@ -210,13 +210,18 @@ def run_jobs(jobs: Sequence[Job], wanted: Options, progress: Progress) -> tuple[
             skipped[job.name] = str(error)
             progress.say(f"{job.row.name}: {error}")
             continue
-        if wanted.ledger and not keep(wanted.ledger, entries[-1]):
-            file = str(ledger_file(wanted.ledger, entries[-1]))
-            progress.say(f"{file!r} is of another training and stays; move it away to keep {str(job.entry_file)!r} there")
+        into_ledger(wanted.ledger, entries[-1], job.entry_file, progress)
     broken = [f"{name}: {failure.reason}" for name, failure in failed.items() if failure.broke]
     if broken:
         raise SosnError(f"{len(broken)} of {len(jobs)} trainings broke off, such as {broken[0]}; the others are kept")
     return entries, skipped
+
+
+def into_ledger(ledger: Path | None, entry: Entry, file: Path, progress: Progress) -> None:
+    """Put the entry of a file into a ledger, if there is one; what stands there of another training stays, and it is said."""
+    if ledger and not keep(ledger, entry):
+        there = str(ledger_file(ledger, entry))
+        progress.say(f"{there!r} is of another training and stays; move it away to keep {str(file)!r} there")
 
 
 def _whole(job: Job) -> bool:
