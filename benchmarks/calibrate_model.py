@@ -13,11 +13,11 @@ import argparse
 import json
 from dataclasses import replace
 
-from sosn.confidence import CALIBRATION_FILE, measure
-from sosn.device import resolve_device
-from sosn.files import write_atomically
-from sosn.models import calibration_of, load_with_recipe, model_path, shipped_models
+from sosn.checkpoint.registry import load_with_recipe, model_path, shipped_models
+from sosn.evaluation.calibration import CALIBRATION_FILE, calibration_of, measure
 from sosn.training.setup import open_split
+from sosn.util.device import resolve_device
+from sosn.util.files import write_atomically
 
 
 def main() -> None:

@@ -14,10 +14,10 @@ import json
 import torch
 
 import sosn
-from sosn.device import machine
-from sosn.files import write_atomically
-from sosn.models import model_card, model_path
-from sosn.tasks import evaluate_model
+from sosn.checkpoint.registry import model_card, model_path
+from sosn.evaluation.model import evaluate_model
+from sosn.util.device import machine
+from sosn.util.files import write_atomically
 
 WHICH = ("split", "words", "way", "shot", "query")  # what tells one figure from another
 

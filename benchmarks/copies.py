@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 import sosn
-from sosn.device import machine, resolve_device
-from sosn.evaluation import compare, evaluate
+from sosn.checkpoint.registry import load_with_recipe
+from sosn.evaluation.protocol import compare, evaluate
 from sosn.method import SoSN
-from sosn.models import load_with_recipe
-from sosn.recipe import override
+from sosn.recipe.recipe import override
 from sosn.training.setup import open_split
+from sosn.util.device import machine, resolve_device
 
 SEED = 7
 COPIES = ("mirror", "scales", "turns")  # options that no weight depends on

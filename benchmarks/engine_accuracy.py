@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 import sosn
-from sosn.device import machine
-from sosn.evaluation import Evaluation, compare, evaluate
+from sosn.evaluation.protocol import Evaluation, compare, evaluate
 from sosn.kernel import engine
-from sosn.recipe import Recipe, load_recipe, override
+from sosn.recipe.recipe import Recipe, load_recipe, override
 from sosn.training import train
 from sosn.training.setup import open_split
+from sosn.util.device import machine
 
 EPISODES, QUERIES, SEED = 600, 15, 7
 ENGINES = ("auto", "plain")

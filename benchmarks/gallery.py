@@ -22,9 +22,9 @@ import numpy as np
 from torch import Tensor
 
 import sosn
-from sosn.device import machine, resolve_device
-from sosn.gallery import Gallery
-from sosn.models import model_path
+from sosn.checkpoint.registry import model_path
+from sosn.classify.gallery import Gallery
+from sosn.util.device import machine, resolve_device
 
 SHORTLISTS = (10, 20, 50, 100)
 Asked = list[tuple[str, Tensor]]  # queries: the right class and a picture of it

@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 import sosn
-from sosn.device import machine
-from sosn.evaluation import Evaluation, compare, evaluate
-from sosn.recipe import load_recipe, override
+from sosn.evaluation.protocol import Evaluation, compare, evaluate
+from sosn.recipe.recipe import load_recipe, override
 from sosn.training import train
 from sosn.training.setup import open_split
+from sosn.util.device import machine
 
 RECIPE = "glyphs-5w1s"
 

@@ -24,15 +24,15 @@ from typing import Any
 import torch
 
 import sosn
-from sosn.comparison import mflops_of_an_episode
-from sosn.data import Bank
-from sosn.device import machine
-from sosn.evaluation import Evaluation, compare, evaluate
+from sosn.data.bank import Bank
+from sosn.evaluation.comparison import mflops_of_an_episode
+from sosn.evaluation.model import EvaluationSettings
+from sosn.evaluation.protocol import Evaluation, compare, evaluate
 from sosn.method import Method, NearestPixels, NearestPrototype
-from sosn.recipe import Recipe, load_recipe, override
-from sosn.tasks import EvaluationSettings
+from sosn.recipe.recipe import Recipe, load_recipe, override
 from sosn.training import train
 from sosn.training.setup import open_split
+from sosn.util.device import machine
 
 RECIPE = "glyphs-5w1s"
 QUICK = "steps=30 every=30 val_episodes=4 report_episodes=4 alphabets=20 characters=12 drawings=20".split()

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 import sosn
-from sosn.device import machine
+from sosn.classify.background import inverted
 from sosn.errors import SosnWarning
-from sosn.ground import inverted
+from sosn.util.device import machine
 
 WAY, QUERIES = 5, 5
 STROKES, GROUND, NOISE = 0.8, 0.25, 0.03  # of a board

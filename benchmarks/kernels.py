@@ -18,10 +18,14 @@ import torch
 import triton
 from torch import Tensor
 
-from sosn.kernel import triton_first_backward, triton_first_forward, triton_join_pool, triton_norm_pool, triton_pair_pool
-from sosn.kernel.running import Running
-from sosn.kernel.triton_launch import Launch
-from sosn.kernel.triton_patches import Layout, Moments
+from sosn.kernel.batch_norm import Running
+from sosn.kernel.triton import first_backward as triton_first_backward
+from sosn.kernel.triton import first_forward as triton_first_forward
+from sosn.kernel.triton import join_pool as triton_join_pool
+from sosn.kernel.triton import norm_pool as triton_norm_pool
+from sosn.kernel.triton import pair_pool as triton_pair_pool
+from sosn.kernel.triton.launch import Launch
+from sosn.kernel.triton.patches import Layout, Moments
 
 WIDTH = 64
 WIDTHS = (64, 160, 320, 640)  # of ResNet-12's stages

@@ -57,7 +57,7 @@ def onnx_ms(model: str, support: np.ndarray, query: np.ndarray) -> float:
     """Milliseconds for one query image with ONNX Runtime; classes were described before."""
     import onnxruntime
 
-    from sosn.export import export_onnx
+    from sosn.classify.onnx import export_onnx
 
     with tempfile.TemporaryDirectory() as folder:
         export_onnx(sosn.load(model), Path(folder) / "onnx", model)

@@ -25,7 +25,7 @@ import sosn
 PREPARE = """
 import json, sys, time
 from pathlib import Path
-from sosn.data.catalog import prepare_dataset
+from sosn.data.prepare.catalog import prepare_dataset
 began = time.perf_counter()
 told = prepare_dataset(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]) or None)
 print(json.dumps(told | {"seconds": time.perf_counter() - began}))
@@ -34,7 +34,7 @@ OPEN = """
 import time
 began = time.perf_counter()
 import json, sys
-from sosn.data import open_bank
+from sosn.data.dataset import open_bank
 from sosn.errors import MissingSplitError
 imported = time.perf_counter()
 try:

@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 
 import sosn
-from sosn.device import machine
-from sosn.files import write_atomically
-from sosn.models import load_with_recipe, model_path, pack
-from sosn.recipe import load_recipe
-from sosn.storage import shelf
-from sosn.tasks import evaluate_model
+from sosn.checkpoint.registry import load_with_recipe, model_path, pack
+from sosn.checkpoint.storage import shelf
+from sosn.evaluation.model import evaluate_model
+from sosn.recipe.recipe import load_recipe
+from sosn.util.device import machine
+from sosn.util.files import write_atomically
 
 TERMS = {
     "glyphs": "Trained on images made by this package's own code: use the weights under its licence.",

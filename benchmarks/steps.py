@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 import sosn
-from sosn.device import machine
-from sosn.recipe import load_recipe, override
+from sosn.recipe.recipe import load_recipe, override
 from sosn.training import Silent
-from sosn.training.capture import FREE_STEPS, CapturedStep
+from sosn.training.cuda_graph import FREE_STEPS, CapturedStep
 from sosn.training.run import Run
 from sosn.training.trainer import Trainer
+from sosn.util.device import machine
 
 ENGINES = ("auto", "plain")
 GRAPH = "plain, captured"

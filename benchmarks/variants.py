@@ -13,14 +13,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sosn.device import machine, resolve_device
 from sosn.errors import SosnError
-from sosn.evaluation import evaluate
-from sosn.files import write_atomically
-from sosn.recipe import load_recipe, override
+from sosn.evaluation.protocol import evaluate
+from sosn.recipe.recipe import load_recipe, override
 from sosn.training import train
 from sosn.training.run import Run
 from sosn.training.setup import open_split
+from sosn.util.device import machine, resolve_device
+from sosn.util.files import write_atomically
 
 SEED = 7
 

@@ -15,11 +15,12 @@ from torch import Tensor
 
 import sosn
 from sosn.bench.contenders import Shape
+from sosn.checkpoint.registry import model_card, model_path, pack
+from sosn.checkpoint.storage import WEIGHTS_FILE, shelf
 from sosn.cli.show import show_card
 from sosn.errors import SosnError
-from sosn.models import calibration_of, model_card, model_path, pack
-from sosn.recipe import load_recipe, override
-from sosn.storage import WEIGHTS_FILE, shelf
+from sosn.evaluation.calibration import calibration_of
+from sosn.recipe.recipe import load_recipe, override
 from sosn.training import train, trainer
 from sosn.training.setup import open_split
 
@@ -87,7 +88,7 @@ def test_variants_are_trained_in_turn_and_can_start_from_one_another(tmp_path: P
 def test_a_shipped_model_is_replaced_when_its_successor_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = "alphabets=10 characters=6 drawings=8 steps=2 every=2 val_episodes=2 report_episodes=2 val_query=2 recalibrate=0"
     train(override(load_recipe("glyphs-5w1s"), small.split()), tmp_path / "run")
-    monkeypatch.setattr("sosn.storage.shelf", lambda: tmp_path)
+    monkeypatch.setattr("sosn.checkpoint.storage.shelf", lambda: tmp_path)
     (tmp_path / "glyphs.safetensors").write_bytes(b"what is shipped")
 
     def ship(query: int) -> None:
@@ -165,7 +166,7 @@ def test_figures_of_further_protocols_are_put_into_a_card_and_take_the_place_of_
 ) -> None:
     for suffix in ("safetensors", "json"):
         shutil.copy(shelf() / f"glyphs.{suffix}", tmp_path)
-    for module in ("sosn.models", "sosn.storage"):
+    for module in ("sosn.checkpoint.registry", "sosn.checkpoint.storage"):
         monkeypatch.setattr(f"{module}.shelf", lambda: tmp_path)
     before = model_card("glyphs")
     for sizes in (["3,1,1", "2,2,1"], ["3,1,1"]):

@@ -21,11 +21,11 @@ PAGES = {"README.md", *(f"docs/{name}.md" for name in ("beyond", "data", "photos
 
 @pytest.mark.parametrize("page", sorted(PAGES))
 def test_a_page_shows_the_measured_figures(page: str) -> None:
-    pages = runpy.run_path(str(ROOT / "docs" / "readme.py"))["PAGES"]
+    pages = runpy.run_path(str(ROOT / "tools" / "figures_in_docs.py"))["PAGES"]
     assert pages.keys() == PAGES
     fill = pages[page]
     text = (ROOT / page).read_text("utf-8")
-    assert fill(text) == text, "run python docs/readme.py"
+    assert fill(text) == text, "run python tools/figures_in_docs.py"
     with pytest.raises(SystemExit, match="there is no place for"):
         fill(text.replace("<!-- ", "<!--"))
 
@@ -49,7 +49,7 @@ def test_the_engine_beside_the_layers_is_told_by_recipe_and_machine_over_seeds()
         row(0, 0.9, 0.92, "a CPU"),
         row(0, 0.8, 0.7, words=("precision=bf16",)),
     ]
-    lines = runpy.run_path(str(ROOT / "docs" / "pages" / "speed.py"))["engine_accuracy"]({"rows": rows}).splitlines()
+    lines = runpy.run_path(str(ROOT / "tools" / "pages" / "speed.py"))["engine_accuracy"]({"rows": rows}).splitlines()
     assert lines[-3:] == [  # Student's t of two degrees of freedom: 4.303 · s / √3
         "| glyphs-5w1s | fp32 | a GPU | 3 | 93.00 ± 2.48 | 92.67 ± 3.79 | +0.33 ± 2.87 | -1.00 to +1.00 | 0.67 |",
         "| glyphs-5w1s | fp32 | a CPU | 1 | 90.00 | 92.00 | -2.00 | -2.00 to -2.00 |  |",
@@ -58,9 +58,9 @@ def test_the_engine_beside_the_layers_is_told_by_recipe_and_machine_over_seeds()
 
 
 def test_the_page_on_the_reproduction_shows_the_ledger() -> None:
-    maker = runpy.run_path(str(ROOT / "docs" / "reproduction.py"))
+    maker = runpy.run_path(str(ROOT / "tools" / "reproduction_page.py"))
     text = (ROOT / "docs" / "reproduction.md").read_text("utf-8")
-    assert maker["page"](read_ledger(ROOT / "results" / "ledger")) == text, "run python docs/reproduction.py"
+    assert maker["page"](read_ledger(ROOT / "results" / "ledger")) == text, "run python tools/reproduction_page.py"
 
 
 def test_the_ledger_holds_results_of_rows_that_exist_and_no_paths() -> None:
@@ -90,7 +90,7 @@ def made_up(row: str, seed: int, accuracy: float) -> dict[str, Any]:
 
 
 def test_the_page_on_the_reproduction_is_made_from_any_ledger(tmp_path: Path) -> None:
-    maker = runpy.run_path(str(ROOT / "docs" / "reproduction.py"))
+    maker = runpy.run_path(str(ROOT / "tools" / "reproduction_page.py"))
     entries = [made_up("sigme-5w1s", seed, 0.52 + seed / 100) for seed in range(3)]
     entries += [made_up("none-5w1s", seed, 0.51) for seed in range(3)] + [made_up("asinhe-5w1s", 0, 0.4)]
     entries += [made_up(row, 0, accuracy) for row, accuracy in (("ablation-base", 0.5), ("eta-1", 0.45), ("eta-N", 0.51))]
@@ -138,7 +138,7 @@ def test_the_page_on_the_reproduction_is_made_from_any_ledger(tmp_path: Path) ->
 
 
 def test_rows_of_other_settings_and_of_the_papers_budget_are_held_against_their_own(tmp_path: Path) -> None:
-    maker = runpy.run_path(str(ROOT / "docs" / "reproduction.py"))
+    maker = runpy.run_path(str(ROOT / "tools" / "reproduction_page.py"))
     figures = {"sigme-5w1s": 0.5, "unchanged-5w1s": 0.53, "long-5w1s": 0.52, "long-centred-5w1s": 0.51, "none-5w5s": 0.6}
     entries = {row: made_up(row, 0, accuracy) for row, accuracy in figures.items()}
     entries["long-5w1s"]["validation"] = {"steps": [5000, 90_000, 200_000], "accuracy": [0.4, 0.55, 0.5]}
@@ -161,7 +161,7 @@ def test_rows_of_other_settings_and_of_the_papers_budget_are_held_against_their_
 
 
 def test_experiments_on_models_of_an_earlier_recipe_are_not_shown() -> None:
-    maker = runpy.run_path(str(ROOT / "docs" / "reproduction.py"))
+    maker = runpy.run_path(str(ROOT / "tools" / "reproduction_page.py"))
     results = [{"size": 84, "trained": True, "vectors": 361, "features": 64, "rank": 63.5, "full_rank": 0.9,
                 "effective_rank": 20.0, "normalised_rank": 64.0, "normalised_effective_rank": 30.0}]  # fmt: skip
     trained = made_up("ablation-base", 0, 0.5)

@@ -10,18 +10,19 @@ import torch
 from torch import Tensor
 
 import sosn
-from engines import agreement, astray, gradients, rights, scores
 from sosn.bench.contenders import Shape
-from sosn.confidence import measure
-from sosn.data import Bank, open_bank
+from sosn.data.bank import Bank
+from sosn.data.dataset import open_bank
 from sosn.encoder.resnet12 import Stage
-from sosn.evaluation import evaluate
+from sosn.evaluation.calibration import measure
+from sosn.evaluation.protocol import evaluate
 from sosn.kernel import Engine, engine
-from sosn.recipe import Recipe, load_recipe, override
+from sosn.recipe.recipe import Recipe, load_recipe, override
 from sosn.training import Silent, train
-from sosn.training.capture import FREE_STEPS, CapturedStep
+from sosn.training.cuda_graph import FREE_STEPS, CapturedStep
 from sosn.training.run import Run
 from sosn.training.trainer import Trainer
+from tests.kernel.engines import agreement, astray, gradients, rights, scores
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

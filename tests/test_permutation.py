@@ -5,9 +5,9 @@ from itertools import product
 import pytest
 import torch
 
-from reference import permutation_matrix
 from sosn.errors import UsageError
 from sosn.permutation import draw_permutations, permute
+from tests.reference import permutation_matrix
 
 
 def test_the_first_permutation_is_the_identity() -> None:

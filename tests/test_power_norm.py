@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import reference
 from sosn.errors import UsageError
 from sosn.power_norm import PowerNorm, PowerNormName, asinhe, gamma, maxexp, maxexp_pm, sigme
+from tests import reference
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

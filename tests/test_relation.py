@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import reference
-from reference import ALLOWED, RELATIONS, Options
 from sosn.errors import UsageError
 from sosn.power_norm import PowerNorm, PowerNormName
 from sosn.relation import Relation, RelationName, stack_pairs
+from tests import reference
+from tests.reference import ALLOWED, RELATIONS, Options
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import reference
 from sosn.errors import UsageError
 from sosn.similarity import SimilarityNet, SimilarityStreams
+from tests import reference
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

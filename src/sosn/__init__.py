@@ -7,42 +7,42 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sosn.classifier import FewShotClassifier as FewShotClassifier
-    from sosn.data import Bank as Bank
-    from sosn.data import EpisodeSampler as EpisodeSampler
-    from sosn.data import open_bank as open_bank
+    from sosn.checkpoint.registry import load as load
+    from sosn.classify.classifier import FewShotClassifier as FewShotClassifier
+    from sosn.classify.gallery import Gallery as Gallery
+    from sosn.data.bank import Bank as Bank
+    from sosn.data.dataset import open_bank as open_bank
+    from sosn.data.sampler import EpisodeSampler as EpisodeSampler
     from sosn.episode import Episode as Episode
     from sosn.errors import DataError as DataError
     from sosn.errors import SosnError as SosnError
     from sosn.errors import UsageError as UsageError
-    from sosn.evaluation import compare as compare
-    from sosn.evaluation import evaluate as evaluate
-    from sosn.gallery import Gallery as Gallery
+    from sosn.evaluation.protocol import compare as compare
+    from sosn.evaluation.protocol import evaluate as evaluate
     from sosn.method import SoSN as SoSN
-    from sosn.models import load as load
-    from sosn.recipe import load_recipe as load_recipe
-    from sosn.recipe import override as override
-    from sosn.seeding import generator as generator
+    from sosn.recipe.recipe import load_recipe as load_recipe
+    from sosn.recipe.recipe import override as override
     from sosn.training import train as train
+    from sosn.util.seeding import generator as generator
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Bank": "sosn.data",
+    "Bank": "sosn.data.bank",
     "DataError": "sosn.errors",
     "Episode": "sosn.episode",
-    "EpisodeSampler": "sosn.data",
-    "FewShotClassifier": "sosn.classifier",
-    "Gallery": "sosn.gallery",
+    "EpisodeSampler": "sosn.data.sampler",
+    "FewShotClassifier": "sosn.classify.classifier",
+    "Gallery": "sosn.classify.gallery",
     "SoSN": "sosn.method",
     "SosnError": "sosn.errors",
     "UsageError": "sosn.errors",
-    "compare": "sosn.evaluation",
-    "evaluate": "sosn.evaluation",
-    "generator": "sosn.seeding",
-    "load": "sosn.models",
+    "compare": "sosn.evaluation.protocol",
+    "evaluate": "sosn.evaluation.protocol",
+    "generator": "sosn.util.seeding",
+    "load": "sosn.checkpoint.registry",
     "load_recipe": "sosn.recipe",
-    "open_bank": "sosn.data",
+    "open_bank": "sosn.data.dataset",
     "override": "sosn.recipe",
     "train": "sosn.training",
 }

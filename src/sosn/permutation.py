@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sosn.errors import UsageError
-from sosn.seeding import generator
+from sosn.util.seeding import generator
 
 
 def draw_permutations(size: int, count: int, seed: int) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sosn.errors import UsageError
-from sosn.precision import full_precision
+from sosn.util.precision import full_precision
 
 PowerNormName = Literal["sigme", "asinhe", "maxexp_pm", "maxexp", "gamma", "none"]
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from sosn.errors import UsageError
 from sosn.power_norm import PowerNorm
-from sosn.precision import full, full_precision
 from sosn.second_order import autocorrelation, shift_mean, trace, trace_normalise
+from sosn.util.precision import full, full_precision
 
 RelationName = Literal["average", "ranked", "full", "or_like", "difference", "hadamard", "subtract"]
 TRACE_EPS = 1e-6  # λ of Eq. 4

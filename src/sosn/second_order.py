@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from sosn.errors import UsageError
-from sosn.precision import full_precision
+from sosn.util.precision import full_precision
 
 PLACE_WIDTH = 0.6  # of the Gaussians that say where a feature is, in distances of two pivots
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sosn.errors import UsageError
-from sosn.layers import block, run, run_pairs
+from sosn.kernel.blocks import block, run, run_pairs
 
 WIDTH, HIDDEN = 64, 8  # filters a block, units of the first fully connected layer
 

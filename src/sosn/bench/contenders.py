@@ -11,15 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from sosn.data import Bank
+from sosn.data.bank import Bank
 from sosn.encoder import Conv4
 from sosn.episode import Episode
 from sosn.errors import MissingSplitError, SosnWarning
-from sosn.evaluation import Evaluation, evaluate
+from sosn.evaluation.protocol import Evaluation, evaluate
 from sosn.kernel import Engine, engine
 from sosn.method import SoSN
-from sosn.recipe import Recipe, load_recipe, override
-from sosn.training.capture import CapturedStep
+from sosn.recipe.recipe import Recipe, load_recipe, override
+from sosn.training.cuda_graph import CapturedStep
 from sosn.training.progress import Silent
 from sosn.training.run import Run
 from sosn.training.trainer import Trainer

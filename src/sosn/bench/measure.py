@@ -27,11 +27,11 @@ from sosn.bench.contenders import (
     whole_step,
 )
 from sosn.bench.tensors import Tensors
-from sosn.device import machine, resolve_device
 from sosn.kernel import engine
-from sosn.memory import free_memory, keep_freed_memory
-from sosn.training.capture import FREE_STEPS
+from sosn.training.cuda_graph import FREE_STEPS
 from sosn.training.run import circumstances
+from sosn.util.device import machine, resolve_device
+from sosn.util.memory import free_memory, keep_freed_memory
 
 SHAPES = (Shape(5, 1, 15, 84), Shape(5, 5, 10, 84), Shape(20, 1, 5, 28, 1), Shape(20, 1, 10, 28, 1), Shape(5, 1, 5, 224))
 QUICK = (Shape(5, 1, 1, 28, 1),)

@@ -57,8 +57,8 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Train on generated glyphs, judge on classes never seen, classify a few drawings, write a report. Minutes, offline."""
+    from sosn.cli.demo import run_demo
     from sosn.cli.show import RichProgress, show_demo
-    from sosn.demo import run_demo
 
     with RichProgress() as progress:
         result = run_demo(out, progress, overrides or [])
@@ -80,7 +80,7 @@ def train(
 ) -> None:
     """Train a recipe, keep the weights that validate best, and report them on validation classes."""
     from sosn.cli.show import RichProgress, console
-    from sosn.recipe import RECIPE_FILE, load_recipe, override
+    from sosn.recipe.recipe import RECIPE_FILE, load_recipe, override
     from sosn.training import train as run_training
     from sosn.training.run import CHECKPOINT_FILE
 
@@ -125,7 +125,7 @@ def eval(
 ) -> None:
     """Accuracy ± 95% CI on fixed seeded episodes; validation classes unless split=test is typed."""
     from sosn.cli.show import console, progress_bar, protocol
-    from sosn.tasks import evaluate_model
+    from sosn.evaluation.model import evaluate_model
 
     with progress_bar("evaluating") as bar:
         result, settings = evaluate_model(model, overrides or [], bar, console.print)
@@ -147,7 +147,7 @@ def compare(
 ) -> None:
     """Several models on the same episodes: accuracy ± 95% CI, paired p-values against the first, size and speed."""
     from sosn.cli.show import console, progress_bar, show_comparison
-    from sosn.comparison import compare_models
+    from sosn.evaluation.comparison import compare_models
 
     settings_given = [word for word in words if "=" in word and not Path(word).exists()]
     with progress_bar("comparing") as bar:
@@ -161,8 +161,8 @@ def compare(
 @app.command()
 def models(name: Annotated[str | None, typer.Argument(help="Print its card.")] = None, as_json: AsJson = False) -> None:
     """List the models that come with the package, or print the card of one: data, figures, terms of use, limits."""
+    from sosn.checkpoint.registry import model_card, shipped_models
     from sosn.cli.show import show_card, show_models
-    from sosn.models import model_card, shipped_models
 
     if name is not None:
         card = model_card(name)
@@ -179,7 +179,7 @@ def models(name: Annotated[str | None, typer.Argument(help="Print its card.")] =
 def recipes(name: Annotated[str | None, typer.Argument(help="Print this recipe.")] = None, as_json: AsJson = False) -> None:
     """List the recipes that come with the package, or print one."""
     from sosn.cli.show import show_recipes
-    from sosn.recipe import load_recipe, recipe_text, shipped
+    from sosn.recipe.recipe import load_recipe, recipe_text, shipped
 
     if name is not None:
         if as_json:
@@ -207,7 +207,7 @@ def bench(
     """
     from sosn.bench import run_bench
     from sosn.cli.show import console, show_bench
-    from sosn.files import write_atomically
+    from sosn.util.files import write_atomically
 
     def keep(measured: dict[str, Any]) -> None:
         if out is not None:

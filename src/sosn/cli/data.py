@@ -14,7 +14,7 @@ app = typer.Typer(no_args_is_help=True, help="List, prepare, check and show data
 def list_datasets(as_json: AsJson = False) -> None:
     """What exists, where it was found, how many classes and images."""
     from sosn.cli.show import show_datasets
-    from sosn.data.catalog import CATALOG, prepared
+    from sosn.data.prepare.catalog import CATALOG, prepared
 
     found = prepared()
     forms = {name: dataset.forms for name, dataset in CATALOG.items()}
@@ -34,7 +34,7 @@ def prepare(
 ) -> None:
     """Decode a dataset once into a bank that opens at once. Can be interrupted and run again."""
     from sosn.cli.show import progress_bar
-    from sosn.data.catalog import prepare_dataset
+    from sosn.data.prepare.catalog import prepare_dataset
 
     try:
         with progress_bar("preparing") as bar:
@@ -63,7 +63,7 @@ def check(
     from dataclasses import asdict
 
     from sosn.cli.show import progress_bar, show_findings
-    from sosn.data.check import check as look
+    from sosn.data.prepare.check import check as look
 
     with progress_bar("checking") as bar:
         findings, images = look(name, bar)
@@ -84,7 +84,7 @@ def show(
     out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path(),
 ) -> None:
     """Write a contact sheet and a sample episode as PNG."""
-    from sosn.data import open_bank
+    from sosn.data.dataset import open_bank
     from sosn.report.sheet import save_sheets
 
     for path in save_sheets(open_bank(name, split), out, f"{name.replace(':', '-').replace('/', '-')}-{split}", way, shot):

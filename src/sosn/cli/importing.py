@@ -10,9 +10,9 @@ from sosn.cli.common import AsJson, print_json
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from sosn.checkpoint.training_classes import Seen
     from sosn.method import Method
-    from sosn.recipe import Recipe
-    from sosn.training.seen import Seen
+    from sosn.recipe.recipe import Recipe
 
 app = typer.Typer(no_args_is_help=True, help="Take over published weights, or the encoder of another model.")
 Out = Annotated[Path, typer.Option(help="Folder for the model, which `sosn eval` and `sosn compare` take.")]
@@ -26,7 +26,7 @@ def relation_net(
     as_json: AsJson = False,
 ) -> None:
     """Weights of the 2018 release of Relation Net. Their figures were made with statistics=batch."""
-    from sosn.importing import import_relation_net
+    from sosn.checkpoint.importing import import_relation_net
 
     _write(out, *import_relation_net(encoder, relation), as_json)
 
@@ -44,16 +44,16 @@ def frozen(
     as_json: AsJson = False,
 ) -> None:
     """The encoder of a model as it is, with the nearest prototype in place of what compares."""
-    from sosn.importing import import_frozen
-    from sosn.models import load_with_recipe
-    from sosn.training.seen import seen_before
+    from sosn.checkpoint.importing import import_frozen
+    from sosn.checkpoint.registry import load_with_recipe
+    from sosn.checkpoint.training_classes import seen_before
 
     method, recipe = import_frozen(model, options or [])
     _write(out, method, recipe, as_json, seen_before(model, load_with_recipe(model)[1]))
 
 
 def _write(out: Path, method: "Method", recipe: "Recipe", as_json: bool, seen: "Sequence[Seen]" = ()) -> None:
-    from sosn.storage import write_model
+    from sosn.checkpoint.storage import write_model
 
     write_model(out, method, recipe.to_table(), [one.to_json() for one in seen])
     if as_json:

@@ -10,7 +10,7 @@ import typer
 from sosn.cli.common import AsJson, print_json
 
 if TYPE_CHECKING:
-    from sosn.ground import Inverting
+    from sosn.classify.background import Inverting
 
 Polarity = Annotated[
     str,
@@ -34,8 +34,8 @@ def classify(
     as_json: AsJson = False,
 ) -> None:
     """Tell what is on images from a few examples of each class. Exit 1 if an image could not be read."""
-    from sosn.answering import classify_files, expectation, find_images
-    from sosn.classifier import FewShotClassifier
+    from sosn.classify.batch import classify_files, expectation, find_images
+    from sosn.classify.classifier import FewShotClassifier
     from sosn.cli.show import console, progress_bar, show_answers
     from sosn.errors import UsageError
 
@@ -87,8 +87,9 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     r"""Write a model as ONNX, checked against PyTorch, for ONNX Runtime and others. Needs the extra sosn\[onnx]."""
-    from sosn.export import export_onnx
-    from sosn.models import calibration_of, load
+    from sosn.checkpoint.registry import load
+    from sosn.classify.onnx import export_onnx
+    from sosn.evaluation.calibration import calibration_of
 
     about = export_onnx(load(model), out, model, calibration_of(model))
     if as_json:
@@ -108,8 +109,8 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Adapt a model to your classes; it is kept only if cross-validation on your own images says that it answers better."""
+    from sosn.classify.tuning import tune_model
     from sosn.cli.show import progress_bar
-    from sosn.tasks import tune_model
 
     with progress_bar("tuning") as bar:
         name, result = tune_model(support, model, out, steps, seed, bar, cast("Inverting", polarity))

@@ -45,7 +45,7 @@ def reproduce(
     """Run the experiments of one of the paper's tables and print its figures beside ours. Goes on where it stopped."""
     from sosn.errors import UsageError
     from sosn.reproduce.table import TABLES, Options, reproduce_rows
-    from sosn.spelling import nearest
+    from sosn.util.spelling import nearest
 
     overrides, patterns, numbers = _split_words(words or [], rows, seeds)
     if table in OPEN_MIC:

@@ -13,13 +13,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from sosn.answering import Classified
-    from sosn.comparison import Row
-    from sosn.data.check import Finding
-    from sosn.demo import DemoResult
-    from sosn.evaluation import Evaluation
+    from sosn.classify.batch import Classified
+    from sosn.cli.demo import DemoResult
+    from sosn.data.prepare.check import Finding
+    from sosn.evaluation.comparison import Row
+    from sosn.evaluation.model import EvaluationSettings
+    from sosn.evaluation.protocol import Evaluation
     from sosn.reproduce.open_mic import Table as ReproducedTable
-    from sosn.tasks import EvaluationSettings
 
 QUIET = 30.0  # seconds between two lines where there is no terminal
 console = Console(stderr=True, highlight=False)

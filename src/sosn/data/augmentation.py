@@ -9,8 +9,8 @@ from torch import Tensor
 
 from sosn.episode import Episode, check_episode
 from sosn.errors import UsageError
-from sosn.seeding import check_generator
-from sosn.warping import seen_through
+from sosn.util.seeding import check_generator
+from sosn.util.warping import seen_through
 
 ERASED_AREA = 0.02, 0.25  # of the image
 ERASED_ASPECT = 3.0  # one side of the rectangle, as a share of the image's, is at most so many times the other

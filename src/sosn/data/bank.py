@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from sosn.errors import DataError
-from sosn.spelling import nearest
+from sosn.util.spelling import nearest
 
+SPLITS = ("train", "val", "test")
 PART = 4096  # images that are looked at together, so that a bank on disk need not fit into memory
 
 

@@ -12,7 +12,7 @@ from sosn.data.bank import Bank
 from sosn.data.drawers import DrawerTasks
 from sosn.episode import Episode
 from sosn.errors import DataError, UsageError
-from sosn.seeding import check_generator
+from sosn.util.seeding import check_generator
 
 Within = Literal["alphabet", "drawers"] | None
 EPISODES = 600  # of an evaluation, unless it is told or the episodes have a number of their own

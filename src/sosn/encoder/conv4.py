@@ -5,7 +5,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from sosn.errors import UsageError
-from sosn.layers import block, run
+from sosn.kernel.blocks import block, run
 
 
 class Conv4(nn.Module):

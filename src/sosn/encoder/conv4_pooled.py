@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from sosn.layers import block, run
+from sosn.kernel.blocks import block, run
 
 
 class Conv4Pooled(nn.Module):

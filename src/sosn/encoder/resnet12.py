@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from sosn.encoder.drop_block import DropBlock
 from sosn.errors import UsageError
-from sosn.layers import run, run_residual
+from sosn.kernel.blocks import run, run_residual
 
 SLOPE = 0.1  # of the leaky ReLU
 STAGES = 4

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from sosn.errors import UsageError
 
+MOST_ROWS = 2**31 - 2**16  # positions that kernels can number
 Engine = Literal["auto", "plain", "triton"]
 _chosen: ContextVar[str] = ContextVar("engine", default="auto")
 

@@ -21,12 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sosn.kernel.running import Running
+from sosn.kernel import MOST_ROWS
+from sosn.kernel.batch_norm import Running
 from sosn.relation import stack_pairs
 
 IMAGE_CHANNELS = 3  # most channels of an image whose block goes this way
 SIDE_CHANNELS = 3  # most channels of one side of a pair
-MOST_ROWS = 2**31 - 2**16  # positions that kernels can number
 
 
 def plain(
@@ -127,8 +127,8 @@ class _Block(torch.autograd.Function):
         ctx: Any, support: Tensor | None, query: Tensor, weight: Tensor, offset: Tensor | None, norm_weight: Tensor,
         norm_bias: Tensor, how: _How,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        from sosn.kernel.triton_first_forward import forward, statistics
-        from sosn.kernel.triton_patches import Layout
+        from sosn.kernel.triton.first_forward import forward, statistics
+        from sosn.kernel.triton.patches import Layout
 
         layout = Layout(how.group, how.padding, how.precision)
         sides = [side.contiguous() for side in (support, query) if side is not None]
@@ -143,8 +143,8 @@ class _Block(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        from sosn.kernel.triton_first_backward import backward
-        from sosn.kernel.triton_patches import Moments
+        from sosn.kernel.triton.first_backward import backward
+        from sosn.kernel.triton.patches import Moments
 
         sides, (weight, winners, *moments) = ctx.saved_tensors[: ctx.sides], ctx.saved_tensors[ctx.sides :]
         missing = 2 - ctx.sides  # without pairs there is no support

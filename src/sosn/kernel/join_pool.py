@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from sosn.kernel.batch_norm import Running
 from sosn.kernel.norm_pool import channels_last, check_several
-from sosn.kernel.running import Running
 
 Parameters = tuple[Tensor, Tensor, float]  # weight, bias and eps of a batch norm
 
@@ -32,7 +32,7 @@ def join_pool(
     running: tuple[Running | None, Running | None] = (None, None),
 ) -> Tensor:
     """Each map normalised by its batch's own statistics, which the running ones take in; added, rectified, pooled."""
-    from sosn.kernel.triton_norm_pool import moments
+    from sosn.kernel.triton.norm_pool import moments
 
     check_several(first)
     if pool and min(first.shape[-2:]) < 2:
@@ -55,7 +55,7 @@ class _Join(torch.autograd.Function):
         ctx: Any, first: Tensor, second: Tensor, weight: Tensor, _bias: Tensor, _weight: Tensor, _shift: Tensor, values: Tensor,
         others: Tensor, pool: bool, leak: float,
     ) -> Tensor:  # fmt: skip
-        from sosn.kernel.triton_join_pool import apply
+        from sosn.kernel.triton.join_pool import apply
 
         ctx.save_for_backward(first, second, values, others)
         ctx.pool, ctx.leak, ctx.dtype = pool, leak, weight.dtype
@@ -64,7 +64,7 @@ class _Join(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        from sosn.kernel.triton_join_pool import backward
+        from sosn.kernel.triton.join_pool import backward
 
         first, second, *values = ctx.saved_tensors
         maps, (own, other) = backward(first, second, channels_last(gradient), tuple(values), ctx.dtype, ctx.pool, ctx.leak)

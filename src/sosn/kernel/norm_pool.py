@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sosn.kernel.running import Fixed, Running
+from sosn.kernel.batch_norm import Fixed, Running
 
 
 def plain(
@@ -52,7 +52,7 @@ def check_several(maps: Tensor) -> None:
 
 def norm_pool_fixed(maps: Tensor, fixed: Fixed, pool: bool, relu: bool, leak: float = 0.0) -> Tensor:
     """Normalised by running statistics, pooled and rectified, by Triton; for evaluation, so without a gradient."""
-    from sosn.kernel.triton_norm_pool import apply
+    from sosn.kernel.triton.norm_pool import apply
 
     return apply(channels_last(maps), fixed, pool, relu, leak)
 
@@ -65,7 +65,7 @@ class _Batch(torch.autograd.Function):
         ctx: Any, maps: Tensor, weight: Tensor, bias: Tensor, offset: Tensor | None, eps: float, pool: bool, relu: bool,
         running: Running | None, leak: float,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        from sosn.kernel.triton_norm_pool import apply, moments
+        from sosn.kernel.triton.norm_pool import apply, moments
 
         maps = channels_last(maps)
         values = moments(maps, weight, bias, offset, eps, running)
@@ -79,7 +79,7 @@ class _Batch(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        from sosn.kernel.triton_norm_pool import backward
+        from sosn.kernel.triton.norm_pool import backward
 
         maps, result, values, weight, bias = ctx.saved_tensors
         gradient = channels_last(gradient)

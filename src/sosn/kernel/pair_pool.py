@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sosn.kernel import on_triton
-from sosn.kernel.running import Fixed, Norm
-from sosn.precision import full
+from sosn.kernel.batch_norm import Fixed, Norm
+from sosn.util.precision import full
 
 QUERIES = 4  # of an episode that the CPU takes at once: their maps stay in fast memory
 
@@ -98,7 +98,7 @@ def _moments(support: Tensor, query: Tensor) -> tuple[tuple[Tensor, Tensor], Ten
 def _side_moments(maps: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance over the members at each position, (E, M, C, H, W) → (E, C, H, W) twice, in full precision."""
     if on_triton(maps):
-        from sosn.kernel.triton_pair_pool import side_moments
+        from sosn.kernel.triton.pair_pool import side_moments
 
         return side_moments(maps)
     rows = _as_it_lies(full(maps))
@@ -109,7 +109,7 @@ def _side_moments(maps: Tensor) -> tuple[Tensor, Tensor]:
 
 def _forward(support: Tensor, query: Tensor, norm: Norm) -> Tensor:
     if on_triton(support) and not torch.is_grad_enabled():
-        from sosn.kernel.triton_pair_pool import forward
+        from sosn.kernel.triton.pair_pool import forward
 
         return forward(support, query, norm)
     scale, shift = norm.affine() if isinstance(norm, Fixed) else norm
@@ -135,7 +135,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients that passed pooling and ReLU, summed over the partners of each map, and Σ d and Σ d·x over all pairs (C,)."""
     if on_triton(support):
-        from sosn.kernel.triton_pair_pool import backward
+        from sosn.kernel.triton.pair_pool import backward
 
         return backward(support, query, gradient.movedim(-3, -1).contiguous(), scale, shift)
     support, query, gradient = full(support), full(query), full(gradient)
@@ -163,7 +163,7 @@ def _spread(
 ) -> Tensor:
     """Gradient of one side: what passed, less batch norm's two dense terms summed over the partners of each map."""
     if on_triton(maps):
-        from sosn.kernel.triton_pair_pool import spread
+        from sosn.kernel.triton.pair_pool import spread
 
         return spread(passed, maps, partner, partners, mean, scale, shares)
     first, second, scale, mean = (value.view(-1, 1, 1) for value in (*shares, scale, mean))

@@ -15,7 +15,7 @@ from sosn.method.relation_net import RelationNet
 from sosn.method.siamese import SiameseNet
 from sosn.method.sosn import SoSN
 from sosn.method.timm_prototype import TimmPrototype
-from sosn.spelling import nearest
+from sosn.util.spelling import nearest
 
 METHODS: dict[str, type[Method]] = {
     method.name: method

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from sosn.encoder import Encoder, ResNet12
 from sosn.episode import Episode
 from sosn.errors import UsageError
-from sosn.precision import full
+from sosn.util.precision import full
 
 Weights = Mapping[str, Tensor]
 Moments = list[tuple[Tensor, Tensor]]  # mean and variance of the input of each batch norm, (E·C,)

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from sosn.encoder.preprocessing import Preprocessing
 from sosn.episode import Episode, check_episode
 from sosn.errors import UntrainedError, UsageError
-from sosn.precision import full
-from sosn.preprocessing import Preprocessing
+from sosn.util.precision import full
 
 Statistics = Literal["running", "batch"]
 LossName = Literal["mse", "cross_entropy", "binary_cross_entropy"]

@@ -8,16 +8,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sosn.encoder import EncoderName, ResNet12
+from sosn.encoder.preprocessing import Polarity
 from sosn.episode import Episode, check_episode
 from sosn.errors import UsageError
 from sosn.method.base import LossName, above_zero, at_least, class_numbers, constructor_arguments
+from sosn.method.distance import nearness
 from sosn.method.encoded import SoftmaxMethod
-from sosn.metric import nearness
 from sosn.power_norm import PowerNorm
-from sosn.precision import full, full_precision
-from sosn.preprocessing import Polarity
 from sosn.relation import Relation
 from sosn.second_order import upper_triangle
+from sosn.util.precision import full, full_precision
 
 FeaturesName = Literal["auto", "flat", "mean", "second_order"]
 HeadName = Literal["fitted", "nearest"]

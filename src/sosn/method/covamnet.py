@@ -6,11 +6,11 @@ from typing import ClassVar, cast
 from torch import Tensor, nn
 
 from sosn.encoder import EncoderName
+from sosn.encoder.preprocessing import Polarity
 from sosn.errors import UsageError
 from sosn.method.base import constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
-from sosn.precision import full, full_precision
-from sosn.preprocessing import Polarity
+from sosn.util.precision import full, full_precision
 
 
 class CovaMNet(SoftmaxMethod):

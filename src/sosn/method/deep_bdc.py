@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from sosn.encoder import EncoderName
+from sosn.encoder.preprocessing import Polarity
 from sosn.method.base import constructor_arguments
+from sosn.method.distance import nearness
 from sosn.method.encoded import SoftmaxMethod
-from sosn.metric import nearness
-from sosn.precision import full_precision
-from sosn.preprocessing import Polarity
 from sosn.second_order import upper_triangle
+from sosn.util.precision import full_precision
 
 EPS = 1e-5  # keeps the square root differentiable
 

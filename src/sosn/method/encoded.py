@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from sosn.encoder import ENCODER_EXTRAS, build_encoder
+from sosn.encoder.preprocessing import Preprocessing
 from sosn.episode import Episode
-from sosn.initialisation import initialise
 from sosn.method.base import Method, encode_together
-from sosn.preprocessing import Preprocessing
+from sosn.method.initialisation import initialise
 
 
 class EncodedMethod(Method):

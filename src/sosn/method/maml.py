@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 
 from sosn.encoder import EncoderName
+from sosn.encoder.preprocessing import Polarity
 from sosn.episode import Episode
 from sosn.errors import UsageError
 from sosn.method.adaptation import (
@@ -22,7 +23,6 @@ from sosn.method.adaptation import (
 )
 from sosn.method.base import above_zero, at_least, constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
-from sosn.preprocessing import Polarity
 
 
 class MAML(SoftmaxMethod):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from sosn.encoder import EncoderName
+from sosn.encoder.preprocessing import Polarity
 from sosn.episode import Episode
 from sosn.errors import UsageError
 from sosn.method.adaptation import (
@@ -23,10 +24,9 @@ from sosn.method.adaptation import (
     vectors,
 )
 from sosn.method.base import above_zero, at_least, constructor_arguments
+from sosn.method.distance import nearness
 from sosn.method.encoded import SoftmaxMethod
-from sosn.metric import nearness
-from sosn.precision import full
-from sosn.preprocessing import Polarity
+from sosn.util.precision import full
 
 
 class MatchingNet(SoftmaxMethod):

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sosn.encoder import EncoderName
+from sosn.encoder.preprocessing import Polarity
 from sosn.episode import Episode
 from sosn.errors import UsageError
 from sosn.method.adaptation import (
@@ -23,8 +24,7 @@ from sosn.method.adaptation import (
 )
 from sosn.method.base import at_least, constructor_arguments
 from sosn.method.encoded import SoftmaxMethod
-from sosn.precision import full, full_precision
-from sosn.preprocessing import Polarity
+from sosn.util.precision import full, full_precision
 
 RANGE = 10.0  # p of the scaling of gradients and losses: exponents down to −p are told apart
 

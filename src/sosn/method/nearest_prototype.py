@@ -6,14 +6,14 @@ from typing import Any, ClassVar, Literal, get_args
 from torch import Tensor
 
 from sosn.encoder import ENCODER_EXTRAS, Conv4, Conv4Pooled, EncoderName, ResNet12
+from sosn.encoder.preprocessing import Polarity
 from sosn.errors import UsageError
 from sosn.method.base import Method, above_zero, batch_norms, constructor_arguments
+from sosn.method.distance import MetricName, check_metric, nearness
 from sosn.method.encoded import SoftmaxMethod
-from sosn.metric import MetricName, check_metric, nearness
 from sosn.power_norm import PowerNorm, PowerNormName
-from sosn.precision import full
-from sosn.preprocessing import Polarity
 from sosn.relation import Relation
+from sosn.util.precision import full
 
 ENCODER_OPTIONS = (
     "channels", "input_size", "encoder", "encoder_width", "mean", "std", "polarity", "mean_image", *ENCODER_EXTRAS

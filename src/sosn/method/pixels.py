@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sosn.encoder.preprocessing import Polarity, Preprocessing
 from sosn.episode import Episode
 from sosn.method.base import Method, constructor_arguments
-from sosn.preprocessing import Polarity, Preprocessing
 
 
 class NearestPixels(Method):

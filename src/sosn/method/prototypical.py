@@ -6,11 +6,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from sosn.encoder import EncoderName
+from sosn.encoder.preprocessing import Polarity
 from sosn.method.base import above_zero, constructor_arguments
+from sosn.method.distance import MetricName, check_metric, nearness
 from sosn.method.encoded import SoftmaxMethod
-from sosn.metric import MetricName, check_metric, nearness
-from sosn.precision import full
-from sosn.preprocessing import Polarity
+from sosn.util.precision import full
 
 
 class PrototypicalNet(SoftmaxMethod):

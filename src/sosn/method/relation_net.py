@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from sosn.encoder import EncoderName
+from sosn.encoder.preprocessing import Polarity
 from sosn.errors import UsageError
-from sosn.initialisation import initialise
-from sosn.layers import block, run
+from sosn.kernel.blocks import block, run
 from sosn.method.base import constructor_arguments
 from sosn.method.encoded import EncodedMethod
-from sosn.preprocessing import Polarity
+from sosn.method.initialisation import initialise
 from sosn.relation import stack_pairs
 
 HIDDEN = 8  # units of the first fully connected layer

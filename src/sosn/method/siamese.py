@@ -6,10 +6,10 @@ from typing import ClassVar, cast
 from torch import Tensor, nn
 
 from sosn.encoder import EncoderName
+from sosn.encoder.preprocessing import Polarity
 from sosn.method.base import LossName, at_least, constructor_arguments
 from sosn.method.encoded import EncodedMethod
-from sosn.precision import full
-from sosn.preprocessing import Polarity
+from sosn.util.precision import full
 
 
 class SiameseNet(EncodedMethod):

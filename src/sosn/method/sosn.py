@@ -9,11 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sosn.copies import check_copies, evaluation_copies
 from sosn.encoder import ENCODER_EXTRAS, build_encoder
+from sosn.encoder.preprocessing import Polarity, Preprocessing
 from sosn.episode import Episode
 from sosn.errors import UsageError
-from sosn.initialisation import initialise
 from sosn.kernel import enabled
 from sosn.method.base import (
     LossName,
@@ -25,13 +24,14 @@ from sosn.method.base import (
     constructor_arguments,
     encode_together,
 )
+from sosn.method.initialisation import initialise
+from sosn.method.test_time import check_copies, evaluation_copies
 from sosn.permutation import draw_permutations, permute
 from sosn.power_norm import PowerNorm, PowerNormName
-from sosn.precision import full, full_precision
-from sosn.preprocessing import Polarity, Preprocessing
 from sosn.relation import Relation, RelationName, stack_pairs
 from sosn.second_order import place_codes, upper_triangle
 from sosn.similarity import SimilarityStreams
+from sosn.util.precision import full, full_precision
 
 PAIRS_AT_ONCE = {"cpu": 128, "cuda": 2_048}
 

@@ -6,14 +6,14 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
+from sosn.checkpoint.state_dict import read_state_dict
+from sosn.encoder.preprocessing import Preprocessing
 from sosn.episode import Episode
 from sosn.errors import CheckpointError, UsageError
 from sosn.method.base import LossName, Method, above_zero, constructor_arguments
-from sosn.metric import MetricName, check_metric, nearness
+from sosn.method.distance import MetricName, check_metric, nearness
 from sosn.power_norm import PowerNorm, PowerNormName
-from sosn.preprocessing import Preprocessing
 from sosn.relation import Relation
-from sosn.state_dict import read_state_dict
 
 
 class TimmPrototype(Method):

@@ -11,10 +11,11 @@ import jinja2
 from PIL import Image
 
 import sosn
-from sosn.answering import Classified
-from sosn.data.folder import class_files, fit_image
+from sosn.classify.batch import Classified
+from sosn.data.image import fit_image
+from sosn.data.listing import class_files
 from sosn.errors import UsageError
-from sosn.files import write_atomically
+from sosn.util.files import write_atomically
 
 THUMBNAIL = 96
 SHOWN = 8  # pictures of a class

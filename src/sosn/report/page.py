@@ -16,14 +16,14 @@ from torch import Tensor
 
 import sosn
 from sosn.data.bank import Bank
-from sosn.device import machine
 from sosn.episode import Episode
-from sosn.evaluation import Evaluation
-from sosn.files import write_atomically
+from sosn.evaluation.protocol import Evaluation
 from sosn.method import Method, SoSN
-from sosn.recipe import Recipe
+from sosn.recipe.recipe import Recipe
 from sosn.report.plots import accuracy_histogram, episode_figure, matrix_figure, training_curves
 from sosn.report.sheet import class_rows, contact_sheet
+from sosn.util.device import machine
+from sosn.util.files import write_atomically
 
 
 @dataclass(frozen=True)

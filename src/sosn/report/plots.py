@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from sosn.episode import Episode
-from sosn.evaluation import Evaluation
+from sosn.evaluation.protocol import Evaluation
 from sosn.method import SoSN
 from sosn.second_order import autocorrelation, trace_normalise
 

@@ -7,8 +7,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from sosn.data import Bank, EpisodeSampler, leave_out_small
-from sosn.seeding import generator
+from sosn.data.bank import Bank
+from sosn.data.sampler import EpisodeSampler, leave_out_small
+from sosn.util.seeding import generator
 
 
 def contact_sheet(rows: Sequence[Tensor], gap: int = 2) -> Image.Image:

@@ -5,12 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from sosn.device import resolve_device
-from sosn.files import file_digest
+from sosn.checkpoint.registry import load
 from sosn.method.base import Statistics
-from sosn.models import load
 from sosn.reproduce import mini_imagenet, omniglot
-from sosn.reproduce.bursts import burstiness
+from sosn.reproduce.burstiness import burstiness
 from sosn.reproduce.ledger import Entry, Gap, gap, of_row, read_entry, summarise, write_entry
 from sosn.reproduce.ranks import ranks
 from sosn.reproduce.row import Measure, Row, changes
@@ -18,6 +16,8 @@ from sosn.reproduce.table import TABLES, Job, Options, into_ledger, plan, run_jo
 from sosn.training import Progress, Silent
 from sosn.training.run import Run, circumstances
 from sosn.training.setup import open_split
+from sosn.util.device import resolve_device
+from sosn.util.files import file_digest
 
 TABLE = "claims"
 MINI, OMNIGLOT = "mini-imagenet", "omniglot"

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from sosn.errors import UsageError
-from sosn.evaluation import Evaluation, mean_ci95
-from sosn.files import file_digest, write_atomically
+from sosn.evaluation.protocol import Evaluation, mean_ci95
 from sosn.method.base import Method
-from sosn.recipe import Recipe, from_table, known_keys, without_place
+from sosn.recipe.recipe import Recipe, from_table, known_keys, without_place
 from sosn.reproduce.row import Measure, Row
-from sosn.training.run import Run, read_json
+from sosn.training.run import Run
+from sosn.util.files import file_digest, read_json, write_atomically
 
 ENTRY_FILE = "entry.json"  # in a run folder
 Entry = dict[str, Any]

@@ -6,17 +6,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sosn.data.prepared import read_index
-from sosn.device import resolve_device
+from sosn.checkpoint.registry import load
+from sosn.data.prepare.store import read_index
 from sosn.errors import DataError, UsageError
-from sosn.evaluation import evaluate
-from sosn.files import write_atomically
-from sosn.models import load
-from sosn.recipe import Recipe, load_recipe, override
+from sosn.evaluation.protocol import evaluate
+from sosn.recipe.recipe import Recipe, load_recipe, override
 from sosn.reproduce.paper import EXHIBITIONS, OPEN_MIC_1, OPEN_MIC_2, PAIRS, PaperRow
 from sosn.reproduce.running import estimate, prepare_missing, train_or_resume
 from sosn.training import Progress, Silent
 from sosn.training.setup import open_split
+from sosn.util.device import resolve_device
+from sosn.util.files import write_atomically
 
 PAPER = {"open-mic-1": OPEN_MIC_1, "open-mic-2": OPEN_MIC_2}
 WAYS: dict[str, tuple[int, ...]] = {"open-mic-1": (5, 20), "open-mic-2": (5, 20, 30)}

@@ -5,11 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sosn.data import Bank
+from sosn.data.bank import Bank
 from sosn.errors import UsageError
 from sosn.method import Method, SoSN
 from sosn.second_order import autocorrelation
-from sosn.seeding import generator
+from sosn.util.seeding import generator
 
 TOLERANCE = 1e-6  # an eigenvalue below this share of the largest counts as 0
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
-from sosn.data import EpisodeSampler
-from sosn.data.catalog import prepare_dataset
-from sosn.data.prepared import prepared_sizes
+from sosn.data.prepare.catalog import prepare_dataset
+from sosn.data.prepare.store import prepared_sizes
+from sosn.data.sampler import EpisodeSampler
 from sosn.errors import DataError
-from sosn.recipe import RECIPE_FILE, Recipe
+from sosn.recipe.recipe import RECIPE_FILE, Recipe
 from sosn.training import Progress, Silent, train
-from sosn.training.capture import FREE_STEPS
+from sosn.training.cuda_graph import FREE_STEPS
 from sosn.training.run import Run
 from sosn.training.setup import open_split
 from sosn.training.trainer import Trainer

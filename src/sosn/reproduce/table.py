@@ -7,12 +7,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, get_args
 
-from sosn.device import resolve_device
+from sosn.checkpoint.registry import load
 from sosn.errors import DataError, MissingSplitError, SosnError, TrainingError, UsageError
-from sosn.evaluation import evaluate
+from sosn.evaluation.protocol import evaluate
 from sosn.method.base import Statistics
-from sosn.models import load
-from sosn.recipe import Recipe
+from sosn.recipe.recipe import Recipe
 from sosn.reproduce import mini_imagenet, omniglot
 from sosn.reproduce.ledger import (
     ENTRY_FILE,
@@ -25,13 +24,14 @@ from sosn.reproduce.ledger import (
     read_entry,
     write_entry,
 )
+from sosn.reproduce.parallel import Failure, Task, side_by_side, starts_from_failed
 from sosn.reproduce.row import Row, changes
 from sosn.reproduce.running import estimate, prepare_missing, train_or_resume
-from sosn.reproduce.side_by_side import Failure, Task, side_by_side, starts_from_failed
-from sosn.spelling import nearest
 from sosn.training import Progress, Silent
 from sosn.training.run import Run
 from sosn.training.setup import open_split
+from sosn.util.device import resolve_device
+from sosn.util.spelling import nearest
 
 TABLES = {omniglot.TABLE: omniglot.ROWS, mini_imagenet.TABLE: mini_imagenet.ROWS}
 QUICK = (

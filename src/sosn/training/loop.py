@@ -12,21 +12,21 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from sosn.data import Bank
+from sosn.checkpoint.storage import load_method
+from sosn.data.bank import Bank
 from sosn.errors import TrainingError, UsageError
-from sosn.evaluation import Evaluation, evaluate
-from sosn.files import write_atomically
+from sosn.evaluation.protocol import Evaluation, evaluate
 from sosn.kernel import engine
-from sosn.memory import keep_freed_memory
 from sosn.method import Method
-from sosn.recipe import Recipe, as_recipe
-from sosn.storage import load_method
+from sosn.recipe.recipe import Recipe, as_recipe
+from sosn.training.distributed import launched
 from sosn.training.progress import Progress, Silent
-from sosn.training.run import Run, read_json
+from sosn.training.run import Run
 from sosn.training.schedule import learning_rate
 from sosn.training.setup import make_fabric
 from sosn.training.trainer import Trainer
-from sosn.training.workers import launched
+from sosn.util.files import read_json, write_atomically
+from sosn.util.memory import keep_freed_memory
 
 SAVE_SECONDS = 60.0  # longest time between two checkpoints
 LOG_STEPS = 20  # steps between two lines of metrics

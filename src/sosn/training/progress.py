@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from sosn.evaluation import Evaluation
+from sosn.evaluation.protocol import Evaluation
 
 
 class Progress(Protocol):

@@ -13,18 +13,17 @@ from weakref import WeakSet
 import torch
 
 import sosn
-from sosn.data import Bank
-from sosn.device import machine
+from sosn.checkpoint.storage import RUN_FILE, WEIGHTS_FILE
+from sosn.data.bank import Bank
 from sosn.errors import CheckpointError, DataError, SosnError, UsageError
-from sosn.files import digest, write_atomically
-from sosn.recipe import RECIPE_FILE, Recipe, load_recipe, without_place
-from sosn.storage import WEIGHTS_FILE
+from sosn.recipe.recipe import RECIPE_FILE, Recipe, load_recipe, without_place
+from sosn.util.device import machine
+from sosn.util.files import digest, read_json, write_atomically
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 CHECKPOINT_FILE = "checkpoint.safetensors"
-RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
 RESULT_FILE = "result.json"
 
@@ -40,14 +39,6 @@ def _close_locks() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_close_locks)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """What a file of a run folder says."""
-    try:
-        return dict(json.loads(path.read_text("utf-8")))
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"{str(path)!r} is damaged ({error}): put it back, or start another run") from error
 
 
 class Run:

@@ -7,13 +7,15 @@ from typing import Any
 import torch
 from lightning_fabric import Fabric
 
-from sosn.data import Bank, leave_out_small, open_bank
-from sosn.device import check_bf16, resolve_device
+from sosn.data.bank import Bank
+from sosn.data.dataset import open_bank
+from sosn.data.sampler import leave_out_small
 from sosn.errors import UsageError
 from sosn.method import Method, method_class
-from sosn.recipe import Recipe
-from sosn.seeding import generator
-from sosn.typed import annotations
+from sosn.recipe.recipe import Recipe
+from sosn.util.device import check_bf16, resolve_device
+from sosn.util.seeding import generator
+from sosn.util.typed import annotations
 
 MOMENTUM = 0.9  # Nesterov's, of optimiser = "sgd"
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from sosn.data import EpisodeSampler
+from sosn.data.sampler import EpisodeSampler
 from sosn.episode import Episode
 from sosn.errors import UsageError
-from sosn.recipe import Recipe
-from sosn.seeding import generator
+from sosn.recipe.recipe import Recipe
+from sosn.util.seeding import generator
 
 AHEAD = 4  # steps that each worker reads ahead
 

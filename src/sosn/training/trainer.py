@@ -11,25 +11,26 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
-from sosn.data import Bank, EpisodeSampler
+from sosn.checkpoint.storage import load_tensors, restore, save_method, save_tensors
+from sosn.checkpoint.training_classes import overlap
 from sosn.data.augmentation import augment
+from sosn.data.bank import Bank
+from sosn.data.sampler import EpisodeSampler
 from sosn.encoder import DropBlock
 from sosn.episode import Episode
 from sosn.errors import DataError, MissingSplitError, TrainingError, UsageError
-from sosn.evaluation import Evaluation, evaluate
+from sosn.evaluation.protocol import Evaluation, evaluate
 from sosn.kernel import engine
-from sosn.recipe import Recipe
-from sosn.seeding import generator
-from sosn.storage import load_tensors, restore, save_method, save_tensors
-from sosn.training.calibration import recalibrate, update_average
-from sosn.training.capture import CapturedStep
+from sosn.recipe.recipe import Recipe
+from sosn.training.cuda_graph import CapturedStep
 from sosn.training.progress import Progress
+from sosn.training.recalibration import recalibrate, update_average
 from sosn.training.run import Run, contents
 from sosn.training.schedule import learning_rate
-from sosn.training.seen import overlap
 from sosn.training.setup import build, make_fabric, make_optimiser, open_split
 from sosn.training.source import EpisodeSource
-from sosn.training.start import take_weights
+from sosn.training.warm_start import take_weights
+from sosn.util.seeding import generator
 
 Opener = Callable[[Recipe, str, Callable[[str], None]], Bank]  # gives a split of a recipe's data, or raises MissingSplitError
 

@@ -1,0 +1,97 @@
+"""Models from elsewhere: weights that others published, and frozen encoders of other models."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from sosn.checkpoint.registry import load_with_recipe
+from sosn.checkpoint.state_dict import read_state_dict
+from sosn.errors import CheckpointError, UsageError
+from sosn.method import NearestPrototype, RelationNet
+from sosn.method.nearest_prototype import ENCODER_OPTIONS
+from sosn.recipe.recipe import ModelSection, Recipe, load_recipe, override, refuse_option
+from sosn.util.typed import annotations, check_options, parse
+
+MEAN, STD = 0.92206, 0.08426  # of their images, grey or colour: what the 2018 release subtracts and divides by
+SIZES = {1: 28, 9: 84}  # side of the images by positions that reach the first fully connected layer
+KEPT = ("weight", "bias", "running_mean", "running_var")
+
+
+def import_relation_net(encoder: Path, relation: Path) -> tuple[RelationNet, Recipe]:
+    """Relation Net with the weights of the 2018 release: two PyTorch state dicts, of feature encoder and relation network.
+
+    They are read with torch.load(weights_only=True), which runs no code. Image size and channels follow from the shapes, and
+    images are standardised as the release does. Its batch norms have momentum 1: running statistics are those of its last
+    training batch, and its published figures were made with statistics="batch". Refuses other files, naming the difference.
+    """
+    ours, theirs = read_state_dict(encoder), read_state_dict(relation)
+    if "fc1.weight" in ours and "layer4.0.weight" in theirs:
+        raise UsageError("the two files are swapped: give the feature encoder first, then the relation network")
+    _check_names(encoder, ours, [f"layer{n}" for n in (1, 2, 3, 4)], [], "a feature encoder")
+    _check_names(relation, theirs, ["layer1", "layer2"], ["fc1", "fc2"], "a relation network")
+    width, channels = (*ours["layer1.0.weight"].shape, 0, 0)[:2]
+    inputs = theirs["fc1.weight"].shape[-1]
+    if channels not in (1, 3):
+        raise CheckpointError(f"{str(encoder)!r} takes images of {channels} channels; the release has 1 or 3")
+    if inputs not in [positions * width for positions in SIZES]:
+        raise CheckpointError(
+            f"{str(relation)!r} has {inputs} inputs to fc1; with {width} filters the release has {width} for images of 28² and "
+            f"{9 * width} for 84²"
+        )
+    size = SIZES[inputs // width]
+    method = RelationNet(
+        channels, size, encoder_width=width, mean=[MEAN] * channels, std=[STD] * channels
+    )  # fmt: skip
+    _fill(method.encoder, ours, ("layer1", "layer2", "layer3", "layer4"), (), encoder)
+    _fill(method.relation, theirs, ("layer1", "layer2"), ("fc1", "fc2"), relation)
+    method.trained = True
+    plain = load_recipe("mini-imagenet-5w1s" if channels == 3 else "omniglot-5w1s")
+    words = ["title=Relation Net with the weights of the 2018 release", "method=relation_net", "clip=0.5"]
+    return method.eval(), override(plain, words)
+
+
+def import_frozen(model: str, options: Sequence[str]) -> tuple[NearestPrototype, Recipe]:
+    """The nearest prototype on another model's encoder; options are those of NearestPrototype as key=value words."""
+    source, recipe = load_with_recipe(model)
+    pairs = {}
+    for word in options:
+        key, _, text = word.partition("=")
+        refuse_option(key)
+        if not key or not text:
+            raise UsageError(f"{word!r} is no key=value: write for instance representation=mean")
+        pairs[key] = parse(text)
+    known = annotations(NearestPrototype, without=ENCODER_OPTIONS)
+    wanted = check_options(pairs, known, "frozen")
+    frozen = NearestPrototype.of(source, **wanted)
+    title = f"nearest prototype on the frozen encoder of {model}"
+    return frozen, replace(recipe, title=title, model=ModelSection(NearestPrototype.name, frozen.config))
+
+
+def _check_names(path: Path, tensors: Mapping[str, Tensor], blocks: list[str], linear: list[str], what: str) -> None:
+    wanted = {f"{block}.0.{name}" for block in blocks for name in ("weight", "bias")}
+    wanted |= {f"{block}.1.{name}" for block in blocks for name in KEPT}
+    wanted |= {f"{layer}.{name}" for layer in linear for name in ("weight", "bias")}
+    found = {name for name in tensors if not name.endswith("num_batches_tracked")}  # which releases before 2018's lack
+    for name in sorted(wanted ^ found):
+        missing = "lacks" if name in wanted else "has"
+        raise CheckpointError(f"{str(path)!r} is not {what} of the release: it {missing} {name!r}")
+
+
+def _fill(module: nn.Module, tensors: Mapping[str, Tensor], blocks: Sequence[str], linear: Sequence[str], path: Path) -> None:
+    """Copy weights into the layers of a module, which stand in the same order under other names."""
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.Conv2d | nn.BatchNorm2d | nn.Linear)]
+    sources = [f"{block}.{part}" for block in blocks for part in (0, 1)] + list(linear)
+    for layer, source in zip(layers, sources, strict=True):
+        state = layer.state_dict()
+        for name, own in state.items():
+            if name == "num_batches_tracked":
+                own.fill_(1)  # statistics are there
+                continue
+            given = tensors[f"{source}.{name}"]
+            if given.shape != own.shape:
+                raise CheckpointError(
+                    f"{str(path)!r} has {source}.{name} of shape {tuple(given.shape)}; Relation Net's is {tuple(own.shape)}"
+                )
+            own.copy_(given)

@@ -1,0 +1,87 @@
+"""Models by name: shipped with the package, or in a run folder."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sosn.checkpoint.storage import WEIGHTS_FILE, is_shipped, load_method, save_method, shelf
+from sosn.errors import CheckpointError, UsageError
+from sosn.method import Method
+from sosn.recipe.recipe import Recipe, ValidationSection, from_table, override
+from sosn.util.spelling import nearest
+from sosn.util.typed import annotations
+
+
+def shipped_models() -> dict[str, dict[str, Any]]:
+    """Cards of the models in the package, by name."""
+    return {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(shelf().glob("*.json"))}
+
+
+def model_path(name_or_path: str) -> Path:
+    """Where the weights of a shipped model, a run folder or a weights file are."""
+    if is_shipped(name_or_path):
+        return shelf() / f"{name_or_path}.safetensors"
+    path = Path(name_or_path)
+    if path.is_dir():
+        if not (path / WEIGHTS_FILE).is_file():
+            raise CheckpointError(
+                f"folder {name_or_path!r} holds no {WEIGHTS_FILE}: it is no run, or its run has not validated yet"
+            )
+        return path / WEIGHTS_FILE
+    if path.is_file():
+        return path
+    known = shipped_models()
+    raise UsageError(
+        f"there is no model {name_or_path!r}{nearest(name_or_path, known)}: give a run folder or one of {', '.join(known)}"
+    )
+
+
+def model_card(name: str) -> dict[str, Any]:
+    """The card of a shipped model: data, figures, recipe, terms of use, limits."""
+    cards = shipped_models()
+    if name not in cards:
+        raise UsageError(f"no model {name!r} comes with the package{nearest(name, cards)}; there are {', '.join(cards)}")
+    return cards[name]
+
+
+def load(name_or_path: str | Path) -> Method:
+    """A shipped model, or that of a run folder, ready to use: in evaluation mode, on the CPU."""
+    return load_method(model_path(str(name_or_path)))[0]
+
+
+def load_with_recipe(name_or_path: str) -> tuple[Method, Recipe]:
+    """A model and the recipe that it was trained with."""
+    method, about = load_method(model_path(name_or_path))
+    return method, from_table(about.get("recipe", {}), f"the recipe of model {name_or_path!r}")
+
+
+def pack(source: Path, target: Path, options: Sequence[str] = ()) -> None:
+    """Copy a model with half-precision weights, for shipping: without what only training needs, or only its own machine knows.
+
+    options: key=value of its recipe that its weights do not depend on: title, keys of [validation], and of [model] what the
+    weights serve as well, such as relation=ranked or mirror=true. Others are refused, and so is a file without a recipe.
+    """
+    method, about = load_method(source)
+    if "recipe" not in about:
+        raise CheckpointError(f"{str(source)!r} has no recipe: give the weights of a run")
+    method.shed()
+    recipe = override(from_table(about["recipe"], "its recipe"), options)
+    changed: dict[str, Any] = {}
+    for word in options:
+        key = word.partition("=")[0].removeprefix("model.").removeprefix("validation.")
+        if key in recipe.model.options:
+            changed[key] = recipe.model.options[key]
+        elif key != "title" and key not in annotations(ValidationSection):
+            raise UsageError(f"{word!r} cannot be changed in a trained model: title, [validation] and options of [model] can")
+    if changed:
+        state = method.state_dict()
+        method = type(method)(**method.config | changed)
+        method.load_state_dict(state)
+        method.trained = True
+    recipe = replace(recipe, training=replace(recipe.training, start="", device="auto"))
+    about = {key: value for key, value in about.items() if key not in ("method", "config")} | {"recipe": recipe.to_table()}
+    save_method(target, method, about, torch.float16)

@@ -1,0 +1,95 @@
+"""Classes that a model was trained on, those of the weights it was started from included."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sosn.checkpoint.registry import model_path
+from sosn.checkpoint.storage import RUN_FILE, WEIGHTS_FILE, read_about
+from sosn.data.dataset import open_bank
+from sosn.errors import DataError, SosnError
+from sosn.recipe.recipe import DataSection, Recipe, from_table
+from sosn.util.files import read_json
+
+FAMILIES = ({"mini-imagenet", "tiered-imagenet"}, {"cifar-fs", "fc100"})  # whose classes have the same names
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Classes of one dataset."""
+
+    data: DataSection
+    classes: frozenset[str]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.data.name, "options": self.data.options, "classes": sorted(self.classes)}
+
+    @staticmethod
+    def from_json(table: Mapping[str, Any]) -> "Seen":
+        return Seen(DataSection(table["name"], options=dict(table["options"])), frozenset(table["classes"]))
+
+
+def same_classes(first: DataSection, second: DataSection) -> bool:
+    """Whether the same class name means the same thing in two datasets."""
+    if _place(first.name) == _place(second.name):
+        return first.name != "glyphs" or first.options["seed"] == second.options["seed"]
+    return any({first.name, second.name} <= family for family in FAMILIES)
+
+
+def _place(name: str) -> str:
+    """The name of a dataset; of a folder the same one, however its path is written."""
+    kind, colon, path = name.partition(":")
+    return f"{kind}:{Path(path).resolve()}" if colon else name
+
+
+def overlap(seen: Iterable[Seen], data: DataSection, names: Iterable[str]) -> set[str]:
+    """Those of the names, classes of the data, that have been seen."""
+    known = {name for one in seen if same_classes(one.data, data) for name in one.classes}
+    return known & set(names)
+
+
+def seen_by(model: str, dataset: str = "") -> list[Seen]:
+    """All that the weights of a model have seen, as far as it is known; of one dataset if it is named."""
+    about = read_about(model_path(model))
+    if "recipe" not in about:
+        return []
+    recipe = from_table(about["recipe"], f"the recipe of model {model!r}")
+    before = [one for one in seen_before(model, recipe) if dataset in ("", one.data.name)]
+    if dataset not in ("", recipe.data.name):  # opening others may take seconds
+        return before
+    return [Seen(recipe.data, frozenset(trained_classes(model, recipe))), *before]
+
+
+def seen_before(model: str, recipe: Recipe) -> list[Seen]:
+    """What the weights had seen that a model was started from: as it says itself, else as those say that its recipe names."""
+    written = read_about(model_path(model)).get("seen")
+    if written is not None:
+        return [Seen.from_json(one) for one in written]
+    if not recipe.training.start:
+        return []
+    try:
+        return seen_by(recipe.training.start)
+    except SosnError:  # they are not on this machine
+        return []
+
+
+def trained_classes(model: str, recipe: Recipe) -> set[str]:
+    """The classes of a model's own training: as its run wrote them down, else as its recipe finds them now."""
+    written = written_classes(model)
+    if written is not None:
+        return written
+    try:
+        return set(open_bank(recipe.data.name, "train", recipe.data.min_images, **recipe.data.options).names)
+    except DataError:  # its images are not on this machine
+        return set()
+
+
+def written_classes(model: str) -> set[str] | None:
+    """The classes of a model's own training as its run wrote them down; None where it did not."""
+    path = model_path(model)
+    if path.name != WEIGHTS_FILE:
+        return None
+    run = path.with_name(RUN_FILE)
+    written = (read_json(run) if run.is_file() else {}).get("data", {}).get("train", {}).get("classes")
+    return None if written is None else set(written)

@@ -1,0 +1,1 @@
+"""A few pictures of each class in, answers out."""

@@ -1,0 +1,165 @@
+"""Adapt a model to somebody's own classes, and keep the result only if it answers better on pictures it was not tuned on."""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sosn.checkpoint.registry import load_with_recipe
+from sosn.checkpoint.storage import check_no_model, write_model
+from sosn.checkpoint.training_classes import Seen, seen_by
+from sosn.classify.background import Inverting, ground_for, inverted, warn_inverted
+from sosn.classify.image_type import fitting_model, kind_of_pictures
+from sosn.classify.support import Support, encode_images
+from sosn.data.augmentation import AugmentationSection, augment
+from sosn.data.bank import SPLITS, Bank
+from sosn.data.image import read_pictures
+from sosn.data.listing import list_classes
+from sosn.data.sampler import EpisodeSampler
+from sosn.errors import DataError, TrainingError, UsageError
+from sosn.method.base import Method
+from sosn.recipe.recipe import DataSection
+from sosn.util.seeding import generator
+
+FOLDS = 3
+LEAST = 6  # pictures of a class: four to tune on, of which an episode takes one to show and one to ask for, and two to judge
+WAY, QUERY = 5, 2  # of the episode of a step
+LEARNING_RATE = 3e-4
+GENTLE = AugmentationSection(translate=0.05, zoom=0.1, turn=5, jitter=0.1)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Right answers before and after tuning on the same held-out pictures, and the tuned model if it is worth keeping."""
+
+    pictures: int
+    before: int
+    after: int
+    spread: float  # standard error of after − before, over pictures
+    method: Method | None
+
+    def to_json(self) -> dict[str, Any]:
+        names = ("pictures", "before", "after", "spread")
+        return {name: getattr(self, name) for name in names} | {"kept": self.method is not None}
+
+
+def tune(
+    method: Method, bank: Bank, steps: int = 100, seed: int = 0, progress: Callable[[int, int], None] | None = None
+) -> Tuned:
+    """Tune a model on episodes of a bank's classes. Cross-validation over pictures says whether that helps.
+
+    Each of three parts of the pictures is held out once: a copy is tuned on the others and answers with them as its support,
+    as the untuned model does. If there are more right answers, by more than a standard error, a copy is tuned on all
+    pictures and kept. Batch norm keeps the statistics of its training: there are too few pictures for others. Refuses an
+    untrained model, fewer than 2 classes, and a class with fewer than 6 pictures.
+    """
+    method.check_trained()
+    if steps < 1:
+        raise UsageError(f"steps is {steps}; it must be 1 or more")
+    if len(bank.names) < 2:
+        raise DataError(f"there is {len(bank.names)} class; tuning needs 2 or more")
+    smallest = int(bank.counts.argmin())
+    if int(bank.counts[smallest]) < LEAST:
+        raise DataError(
+            f"class {bank.names[smallest]!r} has {int(bank.counts[smallest])} images; tuning needs {LEAST} or more of each: "
+            "add some, or classify without tuning"
+        )
+    total = (FOLDS + 1) * steps
+    right: list[Tensor] = []
+    for fold, (known, held_out) in enumerate(_folds(bank, seed)):
+        tuned = _tuned(method, known, steps, seed, partial(_tell, progress, fold * steps, total))
+        right.append(torch.stack([_right(one, known, held_out) for one in (method, tuned)], 1))
+    answers = torch.cat(right).double()  # (pictures, 2)
+    difference = answers[:, 1] - answers[:, 0]
+    spread = float(difference.std()) * math.sqrt(len(difference))
+    gained = float(difference.sum())
+    kept = None
+    if gained > spread:
+        kept = _tuned(method, bank, steps, seed, partial(_tell, progress, FOLDS * steps, total))
+    before, after = (int(column.sum()) for column in answers.unbind(1))
+    return Tuned(len(answers), before, after, spread, kept)
+
+
+def _tell(progress: Callable[[int, int], None] | None, before: int, total: int, done: int) -> None:
+    if progress:
+        progress(before + done, total)
+
+
+def _folds(bank: Bank, seed: int) -> list[tuple[Bank, Bank]]:
+    """Banks of the pictures to tune on and of those held out; each class has a third of its pictures in every part."""
+    order = torch.cat([torch.randperm(int(count), generator=generator("folds", seed)) for count in bank.counts])
+    part = order % FOLDS
+    return [(_rows(bank, part != fold), _rows(bank, part == fold)) for fold in range(FOLDS)]
+
+
+def _rows(bank: Bank, chosen: Tensor) -> Bank:
+    return Bank(bank.images[chosen], bank.labels[chosen], bank.names)
+
+
+def _tuned(method: Method, bank: Bank, steps: int, seed: int, told: Callable[[int], Any]) -> Method:
+    """A copy of a model after some steps on episodes of a bank."""
+    tuned = copy.deepcopy(method).eval()
+    query = min(QUERY, int(bank.counts.min()) - 1)
+    sampler = EpisodeSampler(bank, min(WAY, len(bank.names)), 1, query)
+    optimiser = torch.optim.Adam(tuned.parameters(), LEARNING_RATE)
+    for step in range(steps):
+        draw = generator("tune", seed, step)
+        episode = augment(sampler.draw(1, draw), GENTLE, draw).to(tuned.device)
+        loss = tuned.loss(episode, tuned.own_loss)
+        if not torch.isfinite(loss):
+            raise TrainingError(f"the loss is {float(loss)} at step {step} of tuning: the images or the model cannot be tuned")
+        optimiser.zero_grad()
+        loss.backward()
+        for group in optimiser.param_groups:
+            group["lr"] = LEARNING_RATE * 0.5 * (1 + math.cos(math.pi * step / steps))
+        optimiser.step()
+        told(step + 1)
+    return tuned
+
+
+def _right(method: Method, known: Bank, asked: Bank) -> Tensor:
+    """Whether a model with these pictures as its support answers each of those rightly."""
+    support = Support(method)
+    support.add(encode_images(method, known.images), _numbers(known))
+    return support.logits(encode_images(method, asked.images)).argmax(-1).cpu() == asked.labels
+
+
+def _numbers(bank: Bank) -> Sequence[int]:
+    return [int(label) for label in bank.labels]
+
+
+def _shown(support: Path, names: Sequence[str]) -> list[Seen]:
+    """Classes of a folder as seen: by its own name, and by that of the folder around where it is one of its splits."""
+    folder = support.expanduser().absolute()
+    places = (folder, folder.parent) if folder.name in SPLITS else (folder,)
+    return [Seen(DataSection(f"folder:{place}"), frozenset(names)) for place in places]
+
+
+def tune_model(
+    support: Path, model: str, out: Path, steps: int, seed: int, progress: Callable[[int, int], None] | None = None,
+    polarity: Inverting = "auto",
+) -> tuple[str, Tuned]:  # fmt: skip
+    """Tune a model on a folder of classes and, if that helps, write it to a folder: the model's name, and what came of it.
+
+    Drawings are shown to it as FewShotClassifier does, on the ground that it knows. The classes count as seen ever after.
+    """
+    check_no_model(out)
+    files, labels = list_classes(support)
+    name = fitting_model(kind_of_pictures(files)) if model == "auto" else model
+    method, recipe = load_with_recipe(name)
+    ground = ground_for(method.preprocessing, polarity)
+    images, count = inverted(read_pictures(files, method.preprocessing.source, method.preprocessing.channels), ground)
+    warn_inverted(count, len(files), ground, stacklevel=2)
+    names = tuple(dict.fromkeys(labels))
+    bank = Bank(images, torch.tensor([names.index(label) for label in labels]), names)
+    result = tune(method, bank, steps, seed, progress)
+    if result.method is not None:
+        tuned = replace(recipe, title=f"{name}, tuned on {len(names)} classes of {support.name}")
+        write_model(out, result.method, tuned.to_table(), [one.to_json() for one in (*_shown(support, names), *seen_by(name))])
+    return name, result

@@ -1,0 +1,173 @@
+"""Jobs of the command line that are more than one call, free of printing."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from sosn.checkpoint.registry import load_with_recipe
+from sosn.checkpoint.training_classes import Seen, overlap, same_classes, seen_before, seen_by, trained_classes, written_classes
+from sosn.data.bank import Bank
+from sosn.data.dataset import open_bank
+from sosn.data.dataset.lake import read_runs
+from sosn.data.sampler import EpisodeSampler, Within, alphabets, leave_out_small
+from sosn.errors import DataError, SosnWarning, UsageError
+from sosn.evaluation.protocol import Evaluation, evaluate, evaluate_runs
+from sosn.kernel import engine
+from sosn.method.base import Method, Statistics
+from sosn.recipe.recipe import Recipe, data_keys, override, refuse_option
+from sosn.util.device import check_bf16, resolve_device
+from sosn.util.typed import annotations, check_options, parse
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """What `sosn eval` can be told. Where nothing is said, the run's own recipe decides."""
+
+    way: int
+    shot: int
+    query: int
+    episodes: int | None
+    seed: int
+    statistics: Statistics = "running"
+    split: Literal["train", "val", "test"] = "val"
+    data: str = "glyphs"
+    device: str = "auto"
+    within: Within = None
+    runs: str | None = None  # a folder of Lake et al.'s tasks, in place of episodes that are drawn
+    precision: Literal["fp32", "bf16"] = "fp32"
+    engine: Literal["auto", "plain"] = "auto"
+
+    def __str__(self) -> str:
+        if self.runs:
+            return f"{self.episodes} runs of {self.runs}"
+        told = {None: "", "alphabet": " within one alphabet", "drawers": " within one alphabet, by one drawer and by another"}
+        return f"{self.episodes} episodes of {self.data} {self.split}{told[self.within]}, seed {self.seed}"
+
+    def to_json(self) -> dict[str, Any]:
+        names = ("runs", "precision", "engine") if self.runs else ("split", "data", "within", "precision", "engine")
+        return {name: getattr(self, name) for name in names}
+
+
+def evaluate_model(
+    model: str,
+    overrides: Sequence[str],
+    progress: Callable[[int, int], None] | None = None,
+    say: Callable[[str], None] | None = None,
+) -> tuple[Evaluation, EvaluationSettings]:
+    """Evaluate a model by name or folder on the data it was trained for, or on other data."""
+    method, trained = load_with_recipe(model)
+    method.check_trained()
+    settings, recipe = evaluation_settings(trained, overrides)
+    bank, settings = open_evaluated(recipe, settings, say)
+    if method.parameter_count():  # or there is nothing that could have been trained
+        check_runs(model) if settings.runs else check_unseen(model, trained, recipe, bank, settings.split)
+    if settings.split == "train" and say:
+        say("split=train: these are classes that models are trained on, so the figure says nothing of new ones")
+    return evaluate_with(method, bank, settings, progress), settings
+
+
+def open_evaluated(
+    recipe: Recipe, settings: EvaluationSettings, say: Callable[[str], None] | None = None
+) -> tuple[Bank, EvaluationSettings]:
+    """The images of a recipe's data, on the device unless workers are to load them, and settings that fit them.
+
+    say is told what is left out, and how many tasks there are where the images decide it.
+    """
+    device = resolve_device(settings.device)
+    if settings.runs:
+        bank = read_runs(Path(settings.runs)).to(device)
+        runs = len(alphabets(bank.names))
+        return bank, replace(settings, way=len(bank.names) // runs, shot=1, query=1, episodes=runs, within="alphabet")
+    bank = open_bank(recipe.data.name, settings.split, recipe.data.min_images, **recipe.data.options)
+    if recipe.data.leave_out_small:
+        bank = leave_out_small(bank, settings.split, settings.shot, settings.query, say)
+    sizes = alphabets(bank.names)
+    small = sum(size < settings.way for size in sizes.values())
+    if settings.within and small and say:
+        say(f"{small} of {len(sizes)} alphabets have fewer than {settings.way} classes and are left out")
+    if settings.episodes is None:
+        count = EpisodeSampler(bank, settings.way, settings.shot, settings.query, settings.within).usual_count
+        settings = replace(settings, episodes=count)
+        if settings.within == "drawers" and say:
+            say(f"{count} tasks, two of each of {count // 2} alphabet{'s' * (count > 2)}")
+    return bank if recipe.data.workers else bank.to(device), settings
+
+
+def evaluate_with(
+    method: Method, bank: Bank, settings: EvaluationSettings, progress: Callable[[int, int], None] | None = None
+) -> Evaluation:
+    """Evaluate a method on the device of the settings, in their precision."""
+    device, half = resolve_device(settings.device), settings.precision == "bf16"
+    if half and device.type == "cpu":
+        check_bf16()
+    with engine(settings.engine), torch.autocast(device.type, torch.bfloat16, enabled=half):
+        if settings.runs:
+            return evaluate_runs(method.to(device), bank, settings.statistics, progress)
+        return evaluate(
+            method.to(device), bank, settings.way, settings.shot, settings.query, settings.episodes, settings.seed,
+            settings.statistics, progress, settings.within,
+        )  # fmt: skip
+
+
+def check_runs(model: str) -> None:
+    """Warn of a model that was trained on characters of the alphabets that Lake et al.'s runs are drawn from."""
+    known = {name for one in seen_by(model, "omniglot") for name in one.classes}
+    evaluated = {name for name in known if "images_evaluation" in name}
+    if evaluated:
+        warnings.warn(
+            f"{model!r} was trained on {len(evaluated)} classes of the evaluation alphabets, from which these runs are drawn: "
+            "a model trained with data.partition=lake was not",
+            SosnWarning,
+            stacklevel=2,
+        )
+
+
+def check_unseen(model: str, trained: Recipe, recipe: Recipe, bank: Bank, split: str) -> None:
+    """Refuse classes that the model, or what it was started from, was trained on: they are split otherwise now."""
+    if split == "train":
+        return
+    seen = seen_before(model, trained)
+    if same_classes(trained.data, recipe.data):
+        written = written_classes(model)
+        if written is None and recipe.data != trained.data:  # else they are split as they were
+            written = trained_classes(model, trained)
+        seen.append(Seen(trained.data, frozenset(written or ())))
+    known = overlap(seen, recipe.data, bank.names)
+    if known:
+        raise DataError(
+            f"{len(known)} classes of {split}, such as {min(known)!r}, are classes that {model!r} was trained on, or tuned "
+            "to: take others; where the images are only split otherwise here, use the options of its recipe, or give images "
+            "train/, val/ and test/ folders"
+        )
+
+
+def evaluation_settings(recipe: Recipe, overrides: Sequence[str]) -> tuple[EvaluationSettings, Recipe]:
+    """What key=value words set, and the recipe with the data that they name.
+
+    A key is a setting's or, with data. before it or where no setting is called so, one of the data's (size, partition).
+    """
+    pairs = [word.partition("=")[::2] for word in overrides]
+    for word, (key, text) in zip(overrides, pairs, strict=True):
+        refuse_option(key)
+        if not key or not text:
+            raise UsageError(f"{word!r} is no key=value: write for instance shot=5")
+    recipe = override(recipe, [f"data={text}" for key, text in pairs if key in ("data", "data.name")])
+    known = annotations(EvaluationSettings)
+    keys = {key: kind for key, kind in data_keys(recipe).items() if key not in known}
+    of_data = [(key, text) for key, text in pairs if key.startswith("data.") or key in keys]
+    own = check_options({key: parse(text) for key, text in pairs if (key, text) not in of_data}, known | keys, "eval")
+    if own.get("runs"):
+        fixed = ("way", "shot", "query", "episodes", "seed", "split", "data", "within", *(key for key, _ in of_data))
+        for key, _ in pairs:
+            if key in fixed:
+                raise UsageError(f"{key} is given and so is runs, whose tasks are fixed: leave out one of them")
+    recipe = override(recipe, [f"data.{key.removeprefix('data.')}={text}" for key, text in of_data])
+    sizes: tuple[int, int, int | None] = (recipe.val_shot, recipe.validation.val_query, recipe.validation.report_episodes)
+    if own.get("within") == "drawers":  # whose tasks have sizes of their own
+        sizes = (1, 1, None)
+    defaults = EvaluationSettings(recipe.val_way, *sizes, recipe.validation.report_seed, data=recipe.data.name)
+    return replace(defaults, **own), recipe

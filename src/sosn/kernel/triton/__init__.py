@@ -1,0 +1,1 @@
+"""The Triton kernels, imported only where they are used."""

@@ -1,0 +1,292 @@
+"""Light strokes on a dark ground: seen, inverted to the way round that the model knows, and told."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+import sosn
+from sosn import FewShotClassifier, Gallery
+from sosn.classify.background import Ground, ground_for, inverted
+from sosn.data.bank import Bank
+from sosn.encoder.preprocessing import Preprocessing
+from sosn.errors import SosnWarning, UsageError
+from sosn.method import PrototypicalNet
+from tests.classify.test_image_type import from_archive
+
+WAY = 5
+SWITCH = r"polarity='as_is' \(--polarity as_is\) leaves images as they are"
+
+
+@pytest.fixture(scope="module")
+def bank() -> Bank:
+    """Characters that the shipped model never saw: 5 classes of 6 drawings."""
+    whole = sosn.open_bank("glyphs", "test", alphabets=10, characters=5, drawings=6, seed=7)
+    return whole.subset(whole.names[:WAY])
+
+
+def _shown(bank: Bank) -> tuple[list[Tensor], list[str]]:
+    """One drawing of each class, and its name."""
+    return [bank.class_images(name)[0] for name in bank.names], list(bank.names)
+
+
+def _asked(bank: Bank) -> list[Tensor]:
+    return [image for name in bank.names for image in bank.class_images(name)[1:]]
+
+
+def _negative(images: list[Tensor]) -> list[Tensor]:
+    return [255 - image for image in images]
+
+
+@pytest.mark.parametrize(
+    ("preprocessing", "ground"),
+    [
+        (Preprocessing(1, 28, [0.92], [0.2]), "light"),
+        (Preprocessing(1, 28, [0.08], [0.2]), "dark"),
+        (Preprocessing(1, 28, [0.08], [0.2], "inverted"), "light"),  # the mean is taken after that
+        (Preprocessing(1, 28, [0.92], [0.2], "inverted"), "dark"),
+        (Preprocessing(3, 84, [0.47, 0.45, 0.4]), None),
+        (Preprocessing(1, 28), None),
+        (Preprocessing(1, 28, std=[0.2]), None),  # 0 is no mean that was measured
+        (Preprocessing(1, 28, mean_image=True), None),
+    ],
+)
+def test_a_model_s_ground_is_that_of_the_images_it_was_fitted_to(preprocessing: Preprocessing, ground: Ground | None) -> None:
+    assert ground_for(preprocessing) == ground
+    assert ground_for(preprocessing, "as_is") is None
+
+
+def test_the_mean_image_tells_the_ground_too() -> None:
+    preprocessing = Preprocessing(1, 28, mean_image=True)
+    preprocessing.take_mean(torch.full((1, 28, 28), 0.9))
+    assert ground_for(preprocessing) == "light"
+
+
+@pytest.mark.parametrize(("name", "ground"), [("glyphs", "light"), ("omniglot", "light"), ("mini-imagenet", None)])
+def test_the_shipped_models_of_drawings_know_a_light_ground(name: str, ground: Ground | None) -> None:
+    assert ground_for(sosn.load(name).preprocessing) == ground
+
+
+@pytest.mark.parametrize("size", [28, 84])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_every_generated_character_is_inverted_from_the_other_ground_and_left_on_its_own(size: int, channels: int) -> None:
+    images = sosn.open_bank("glyphs", "val", alphabets=10, characters=6, drawings=4, size=size).images.expand(
+        -1, channels, -1, -1
+    )
+    negative = 255 - images
+    for ground, own, other in (("light", images, negative), ("dark", negative, images)):
+        for given, count in ((own, 0), (other, len(images))):
+            found, told = inverted(given, ground)  # type: ignore[arg-type]
+            assert told == count
+            assert torch.equal(found, own)
+        assert inverted(other, None)[1] == 0
+
+
+def _tones(low: int, high: int) -> Tensor:
+    """A ring between two tones: the first its ground, the second its stroke."""
+    across = torch.arange(28) - 13.5
+    distance = (across[:, None] ** 2 + across**2).sqrt()
+    return torch.where((distance - 8).abs() < 1.5, high, low).to(torch.uint8).view(1, 1, 28, 28)
+
+
+@pytest.mark.parametrize(
+    ("image", "count"),
+    [
+        (_tones(60, 200), 1),  # chalk on a grey board
+        (_tones(60, 200) + (torch.arange(28) * 2).to(torch.uint8), 1),  # in a slanting light
+        (_tones(110, 20), 0),  # ink on paper in the shade
+        (torch.full((1, 1, 28, 28), 0, dtype=torch.uint8), 0),  # nothing at all
+        (torch.full((1, 1, 28, 28), 255, dtype=torch.uint8), 0),
+    ],
+)
+def test_the_ground_is_judged_by_the_picture_s_own_tones(image: Tensor, count: int) -> None:
+    assert inverted(image, "light")[1] == count
+
+
+@pytest.mark.parametrize("ground", ["light", "dark"])
+def test_a_grey_uneven_ground_becomes_pure_and_strokes_stay(ground: Ground) -> None:
+    board = _tones(60, 200)
+    board[..., ::2, :] -= 8 * (board[..., ::2, :] == 60)  # half of it is darker than its median
+    given, pure = (board, 255) if ground == "light" else (255 - board, 0)
+    found, count = inverted(given, ground)
+    assert count == 1
+    strokes = round(255 * (200 - 60) / (255 - 60))  # as far from the ground as they were, of what there is
+    assert torch.equal(found == pure, board <= 60)
+    assert found[board == 200].unique().tolist() == [255 - strokes if ground == "light" else strokes]
+    assert inverted(found, ground)[1] == 0
+
+
+def test_a_filled_shape_a_frame_and_colour_are_left_as_they_are() -> None:
+    shape = torch.full((1, 3, 28, 28), 255, dtype=torch.uint8)
+    shape[..., 3:25, 3:25] = 0  # most of it is dark, its border is not
+    frame = torch.full((1, 3, 28, 28), 255, dtype=torch.uint8)
+    frame[..., :2, :] = frame[..., -2:, :] = frame[..., :2] = frame[..., -2:] = 0  # its border is dark, most of it is not
+    night = _tones(0, 255).repeat(1, 3, 1, 1)
+    assert inverted(night, "light")[1] == 1
+    night[:, 2] += 60 * (night[:, 2] == 0)  # deep blue
+    for image in (shape, frame, night):
+        assert inverted(image, "light")[1] == 0
+
+
+def test_only_the_pictures_on_the_other_ground_are_inverted() -> None:
+    dark, light = _tones(0, 255), _tones(255, 0)
+    found, count = inverted(torch.cat((dark, light, dark)), "light")
+    assert count == 2
+    assert torch.equal(found, light.repeat(3, 1, 1, 1))
+
+
+@pytest.mark.parametrize("model", ["glyphs", "omniglot"])
+def test_negatives_are_answered_as_their_originals_are(bank: Bank, model: str) -> None:
+    (support, labels), queries = _shown(bank), _asked(bank)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is said of pictures that are left as they are
+        plain = FewShotClassifier(model).fit(support, labels)
+        expected = plain.similarities(queries)
+    with pytest.warns(SosnWarning, match=f"^25 of 25 images were inverted, from light on dark to dark on light, .*{SWITCH}"):
+        np.testing.assert_array_equal(plain.similarities(_negative(queries)), expected)
+    with pytest.warns(SosnWarning, match="^5 of 5 images were inverted"):
+        inverted_support = FewShotClassifier(model).fit(_negative(support), labels)
+    np.testing.assert_array_equal(inverted_support.similarities(queries), expected)
+    mixed = [*_negative(queries[:1]), *queries[1:]]
+    with pytest.warns(SosnWarning, match="^1 of 25 images was inverted"):
+        np.testing.assert_array_equal(inverted_support.similarities(mixed), expected)
+
+
+def test_it_is_told_once_a_call(bank: Bank) -> None:
+    support, labels = _shown(bank)
+    classifier = FewShotClassifier("glyphs").fit(support, labels)
+    many = _negative(_asked(bank)) * 4  # more than are encoded at once
+    for ask in (classifier.predict, classifier.answers, classifier.most_alike):
+        with pytest.warns(SosnWarning) as told:
+            ask(many)
+        assert len(told) == 1
+        assert "100 of 100 images" in str(told[0].message)
+        assert told[0].filename == __file__ or ask == classifier.most_alike
+    with pytest.warns(SosnWarning) as told:
+        explained = classifier.explain(many[0])
+    assert len(told) == 1
+    assert explained == classifier.explain(255 - many[0])
+    with pytest.warns(SosnWarning, match="^1 of 1 images was inverted"):
+        classifier.partial_fit(_negative(support[:1]), labels[:1])
+
+
+def test_as_is_leaves_pictures_as_they_are_and_is_kept(bank: Bank, tmp_path: Path) -> None:
+    (support, labels), queries = _shown(bank), _asked(bank)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plain = FewShotClassifier("glyphs", polarity="as_is").fit(support, labels)
+        found = plain.similarities(_negative(queries))
+        assert np.abs(found - plain.similarities(queries)).max() > 0.1
+        plain.save(tmp_path)
+        loaded = FewShotClassifier.load(tmp_path)
+        assert loaded.ground_ is None
+        np.testing.assert_array_equal(loaded.similarities(_negative(queries)), found)
+    FewShotClassifier("glyphs").fit(support, labels).save(tmp_path)
+    assert FewShotClassifier.load(tmp_path).ground_ == "light"
+    with pytest.raises(UsageError, match="polarity is 'inverted'; choose auto or as_is"):
+        FewShotClassifier("glyphs", polarity="inverted").fit(support, labels)  # type: ignore[arg-type]
+
+
+def test_a_method_that_tells_nothing_of_its_images_gets_pictures_as_they_are(bank: Bank) -> None:
+    support, labels = _shown(bank)
+    method = PrototypicalNet(channels=1, input_size=28)
+    method.trained = True
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        classifier = FewShotClassifier(method).fit(_negative(support), labels)
+        assert classifier.ground_ is None
+        assert classifier.predict(_negative(support)).tolist() == labels
+
+
+def test_a_gallery_s_warnings_name_the_line_that_called_it(bank: Bank, tmp_path: Path) -> None:
+    negative = 255 - bank.class_images(bank.names[0])[:1]
+    gallery = Gallery.create(tmp_path / "gallery", "glyphs")
+    calls: list[Callable[[], object]] = [
+        lambda: gallery.add("one", negative),
+        lambda: gallery.add_classes({"other": negative}),
+        lambda: gallery.search(negative),
+        lambda: gallery.shortlist(negative),
+    ]
+    for call in calls:
+        with pytest.warns(SosnWarning, match="was inverted") as told:
+            call()
+        assert [Path(one.filename) for one in told] == [Path(__file__)]
+
+
+def test_a_gallery_turns_drawings_too(bank: Bank, tmp_path: Path) -> None:
+    queries = _asked(bank)
+    one = Gallery.create(tmp_path / "one", "glyphs")
+    one.add_classes({name: bank.class_images(name)[:1] for name in bank.names})
+    other = Gallery.create(tmp_path / "other", "glyphs")
+    with pytest.warns(SosnWarning, match="^5 of 5 images were inverted") as told:
+        other.add_classes({name: 255 - bank.class_images(name)[:1] for name in bank.names})
+    assert len(told) == 1
+    expected = one.search(queries)
+    assert other.search(queries) == expected
+    with pytest.warns(SosnWarning, match="^25 of 25 images were inverted"):
+        assert one.search(_negative(queries)) == expected
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plain = Gallery.create(tmp_path / "plain", "glyphs", polarity="as_is")
+        plain.add_classes({name: 255 - bank.class_images(name)[:1] for name in bank.names})
+        answers, shortlists = plain.search(_negative(queries)), plain.shortlist(_negative(queries), 3)
+        assert answers != expected
+        again = Gallery(tmp_path / "plain")  # it remembers that pictures are left as they are
+        assert (again.search(_negative(queries)), again.shortlist(_negative(queries), 3)) == (answers, shortlists)
+    with pytest.warns(SosnWarning, match="^25 of 25 images were inverted"):
+        assert one.shortlist(_negative(queries), 3) == one.shortlist(queries, 3)
+    with pytest.raises(UsageError, match="choose auto or as_is"):
+        Gallery.create(tmp_path / "third", "glyphs", polarity="no")  # type: ignore[arg-type]
+    assert not (tmp_path / "third").exists()
+
+
+def test_strokes_on_a_transparent_ground_are_strokes_on_white(bank: Bank, tmp_path: Path) -> None:
+    """As drawing programs save them: black throughout, and the ink is in the transparency."""
+    (support, labels), queries = _shown(bank), _asked(bank)
+    files = []
+    for number, image in enumerate(queries):
+        pixels = np.zeros((28, 28, 4), np.uint8)
+        pixels[..., 3] = 255 - image[0].numpy()
+        Image.fromarray(pixels).save(tmp_path / f"{number:02d}.png")
+        files.append(tmp_path / f"{number:02d}.png")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        classifier = FewShotClassifier("glyphs").fit(support, labels)
+        expected = classifier.similarities(queries)
+        np.testing.assert_allclose(classifier.similarities(files), expected, atol=0.02)  # blending rounds
+        np.testing.assert_array_equal(
+            classifier.similarities([np.array(Image.open(file)) for file in files]), classifier.similarities(files)
+        )
+
+
+@pytest.mark.real_data
+def test_omniglot_s_drawings_are_told_from_their_negatives(real_data: Path) -> None:
+    images = torch.cat(from_archive(real_data / "omniglot.tar.xz", 37, 300))
+    assert inverted(images, "light")[1] == 0
+    assert inverted(255 - images, "light")[1] == len(images) == 300
+
+
+def _paper(ground: int, ink: int) -> Tensor:
+    """A dark cross on paper."""
+    image = torch.full((1, 64, 64), ground, dtype=torch.uint8)
+    image[:, 20:44, 31:33] = image[:, 31:33, 20:44] = ink
+    return image
+
+
+def test_shaded_paper_with_a_glare_is_paper() -> None:
+    glare, shade, speck = _paper(180, 150), _paper(200, 40), _paper(250, 30)
+    glare[:, :8, :8] = 255
+    shade = (shade.float() * torch.linspace(1, 0.7, 64)).to(torch.uint8)
+    speck[0, 0, 0] = 255
+    faint = torch.full((1, 64, 64), 20, dtype=torch.uint8)  # an all but black picture with a little noise is no drawing
+    faint[:, ::7, ::7] = 40
+    pictures = torch.stack((glare, shade, speck, faint))
+    shown, count = inverted(pictures, "light")
+    assert count == 0
+    assert torch.equal(shown, pictures)
+    assert inverted(255 - pictures[1:3], "light")[1] == 2

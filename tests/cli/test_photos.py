@@ -1,0 +1,239 @@
+"""`sosn classify`: what it prints, where, and with which exit code."""
+
+import csv
+import io
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import sosn
+from sosn.checkpoint.registry import shipped_models
+from sosn.classify.batch import expectation, find_images
+from sosn.classify.classifier import FewShotClassifier
+from sosn.errors import SosnWarning
+from tests.conftest import Cli
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def drawings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """support/: three characters, two drawings each; query/: two more of each; other/: a character of another alphabet."""
+    root = tmp_path_factory.mktemp("drawings")
+    bank = sosn.open_bank("glyphs", "test", alphabets=10, characters=4, drawings=4, seed=3)
+    for number, name in enumerate((*bank.names[:3], bank.names[-1])):
+        for place, image in enumerate(bank.class_images(name)):
+            part = "other" if number == 3 else "support" if place < 2 else "query"
+            folder = root / part / f"letter {number}"
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image[0].numpy()).save(folder / f"{place}.png")
+    return root
+
+
+def test_a_folder_is_classified_as_a_table(cli: Cli, drawings: Path) -> None:
+    code, out, err = cli("classify", "--support", str(drawings / "support"), str(drawings / "query"))
+    assert code == 0, err
+    rows = [line for line in out.splitlines() if ".png" in line]
+    assert len(rows) == 6
+    assert sum(f"query/letter {number}" in row and f" letter {number} " in row for row in rows for number in range(3)) >= 5
+    assert "3 classes of drawings with 2 images each" in err
+    assert "More images of each class help most" in err
+
+
+def test_json_is_one_document_with_the_scores_of_all_classes(cli: Cli, drawings: Path) -> None:
+    files = sorted((drawings / "query").glob("*/*.png"))
+    code, out, err = cli("classify", "--support", str(drawings / "support"), "--model", "glyphs", "--json", *map(str, files))
+    assert code == 0, err
+    told = json.loads(out)
+    assert told["model"] == "glyphs"
+    assert told["kind"] == "drawings"
+    assert told["calibrated"] is True
+    assert told["classes"] == {"letter 0": 2, "letter 1": 2, "letter 2": 2}
+    assert [answer["image"] for answer in told["answers"]] == [str(file) for file in files]
+    for answer in told["answers"]:
+        assert set(answer["probabilities"]) == set(answer["similarities"]) == set(told["classes"])
+        assert answer["answer"] == max(answer["similarities"], key=lambda name: answer["similarities"][name])
+        assert sum(answer["probabilities"].values()) == pytest.approx(1, abs=1e-5)
+    assert told["failed"] == []
+
+
+def test_a_corrupt_file_is_reported_and_the_rest_go_on(cli: Cli, drawings: Path, tmp_path: Path) -> None:
+    good = drawings / "query" / "letter 1" / "2.png"
+    torn = tmp_path / "torn.png"
+    torn.write_bytes(good.read_bytes()[:60])
+    words = ["--support", str(drawings / "support"), str(torn), str(good), "nowhere.png"]
+    code, out, err = cli("classify", "--csv", *words)
+    assert code == 1
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert [row["image"] for row in rows] == [str(torn), str(good), "nowhere.png"]
+    assert [bool(row["error"]) for row in rows] == [True, False, True]
+    assert rows[1]["answer"] == "letter 1"
+    assert 0 < float(rows[1]["probability"]) <= 1
+    assert "torn.png" in err
+    code, out, _ = cli("classify", "--json", *words)
+    assert code == 1
+    told = json.loads(out)
+    assert len(told["answers"]) == 1
+    assert [one["image"] for one in told["failed"]] == [str(torn), "nowhere.png"]
+
+
+def test_unknown_classes_are_none_of_these(cli: Cli, drawings: Path) -> None:
+    words = ["--support", str(drawings / "support"), "--reject", "0.1", "--json"]
+    code, out, err = cli("classify", *words, str(drawings / "other"), str(drawings / "query"))
+    assert code == 0, err
+    answers = json.loads(out)["answers"]
+    assert sum(answer["answer"] is None for answer in answers[:4]) >= 3
+    assert sum(answer["answer"] is None for answer in answers[4:]) <= 1
+    code, _, err = cli("classify", *words, "--reject", "0.9", str(drawings / "other"))
+    assert code == 2
+    assert "from 0.01 to 0.5" in err
+
+
+def test_the_page_shows_every_picture_and_what_it_is_most_alike(cli: Cli, drawings: Path, tmp_path: Path) -> None:
+    torn = tmp_path / "<torn>.png"
+    torn.write_bytes(b"no image")
+    words = ["--support", str(drawings / "support"), "--html", str(tmp_path / "page.html"), str(drawings / "query"), str(torn)]
+    code, out, err = cli("classify", *words)
+    assert code == 1
+    assert "could not be read" in out
+    assert "page.html" in err
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert page.count("data:image/jpeg;base64,") == 6 + 2 * 6  # the support, the queries, and what each is most alike
+    assert "&lt;torn&gt;.png" in page
+    assert "<torn>" not in page
+
+
+def test_what_makes_no_sense_is_said(cli: Cli, drawings: Path, tmp_path: Path) -> None:
+    support = ["--support", str(drawings / "support")]
+    (tmp_path / "empty").mkdir()
+    for words, code, message in (
+        ([*support, "--csv", "--json", "x.png"], 2, "choose one"),
+        ([*support, "empty"], 1, "has no image files"),
+        ([*support, "--model", "glyfs", str(drawings / "query")], 2, "did you mean 'glyphs'?"),
+        (["--support", "nowhere", str(drawings / "query")], 1, "there is no folder 'nowhere'"),
+        (["--support", "empty", str(drawings / "query")], 1, "needs one for each class"),
+    ):
+        found, out, err = cli("classify", *words)
+        assert found == code, err
+        assert message in err
+        assert out == ""
+
+
+def test_of_photos_it_says_what_to_expect_and_what_would_be_stronger() -> None:
+    photos = list(np.random.default_rng(0).integers(0, 256, (2, 84, 84, 3), dtype=np.uint8))
+    said = expectation(FewShotClassifier().fit(photos, ["a", "b"]))
+    card = shipped_models()["mini-imagenet"]
+    sizes = {(one["way"], one["shot"]): one["accuracy"] for one in card["calibration"]["sizes"]}
+    assert f"right on {100 * sizes[2, 1]:.1f}% of queries in 2-way 1-shot tasks of mini-imagenet (val classes)" in said
+    five = expectation(FewShotClassifier("mini-imagenet").fit(photos * 6, ["a", "b"] * 6))
+    assert f"right on {100 * sizes[2, 5]:.1f}% of queries in 2-way 5-shot" in five
+    assert "model 'mini-imagenet-5shot'" in expectation(FewShotClassifier().fit(photos * 5, ["a", "b"] * 5))
+    assert "model 'mini-imagenet'" in expectation(FewShotClassifier().fit(photos * 5, ["a", *"bb" * 4, "b"]))
+    like_its_card = expectation(FewShotClassifier().fit(photos * 3, list("abcdea")))
+    assert f"right on {100 * card['accuracy']:.1f}% of queries in 5-way 1-shot tasks of mini-imagenet (val" in like_its_card
+    for choice in ("More images", "sosn tune", "timm:NAME"):
+        assert choice in said
+    assert "not trained on photos" in expectation(FewShotClassifier("omniglot").fit(photos, ["a", "b"]))
+
+
+def test_a_single_class_is_no_question(cli: Cli, drawings: Path) -> None:
+    one = ["--support", str(drawings / "other"), str(drawings / "query" / "letter 0")]
+    code, _, err = cli("classify", *one)
+    assert code == 0, err
+    assert "one class of drawings with 4 images, which is the answer to anything: give a second class, or --reject" in err
+    assert "right on" not in err
+    _, out, _ = cli("classify", *one, "--reject", "0.5")
+    assert "nearest is letter 3" in out
+    assert "nearest is letter 3 100%" not in out
+
+
+def test_a_picture_beside_the_folders_of_classes_is_left_out_and_said(cli: Cli, drawings: Path, tmp_path: Path) -> None:
+    shutil.copytree(drawings / "support", tmp_path / "support")
+    shutil.copy(next((drawings / "query").glob("*/*.png")), tmp_path / "support" / "stray.png")
+    code, _, err = cli("classify", "--support", "support", str(drawings / "query"))
+    assert code == 0
+    assert "1 file in 'support' left out, such as 'stray.png'" in err
+
+
+def test_drawings_on_a_blackboard_are_inverted_and_told_once_for_all_files(cli: Cli, drawings: Path, tmp_path: Path) -> None:
+    files = sorted((drawings / "query").glob("*/*.png"))
+    for number, file in enumerate(files):
+        Image.fromarray(255 - np.array(Image.open(file))).save(tmp_path / f"{number}.png")
+    boards = [*(f"{number}.png" for number in range(len(files))), "torn.png"]
+    (tmp_path / "torn.png").write_bytes(b"\x89PNG")
+    words = ["classify", "--support", str(drawings / "support"), "--model", "glyphs", "--json"]
+    _, out, err = cli(*words, *map(str, files))
+    assert "inverted" not in err
+    expected = [answer["probabilities"] for answer in json.loads(out)["answers"]]
+    code, out, err = cli(*words, "--html", "page.html", *boards)
+    assert code == 1  # for the torn one
+    assert err.count("were inverted") == 1
+    assert "note: 6 of 6 images were inverted, from light on dark to dark on light" in err
+    assert "--polarity as_is" in err
+    assert [answer["probabilities"] for answer in json.loads(out)["answers"]] == expected
+    code, out, err = cli(*words, "--polarity", "as_is", *boards[:-1])
+    assert code == 0, err
+    assert "inverted" not in err
+    assert [answer["probabilities"] for answer in json.loads(out)["answers"]] != expected
+    code, _, err = cli(*words, "--polarity", "inverted", *boards[:-1])
+    assert code == 2
+    assert "choose auto or as_is" in err
+
+
+def test_a_page_never_takes_the_place_of_something_else(cli: Cli, drawings: Path, tmp_path: Path) -> None:
+    photo, notes = tmp_path / "photo.png", tmp_path / "notes.html"
+    photo.write_bytes(next((drawings / "query").glob("*/*.png")).read_bytes())
+    notes.write_text("<p>mine</p>")
+    words = ["--support", str(drawings / "support"), "--model", "glyphs", str(drawings / "query" / "letter 0")]
+    for place, said in ((photo, "let it end in .html"), (notes, "no page of sosn's")):
+        before = place.read_bytes()
+        code, out, err = cli("classify", "--html", str(place), *words)
+        assert (code, out) == (2, "")
+        assert said in err
+        assert place.read_bytes() == before
+    for _ in range(2):  # a page of ours may be written again
+        code, _, err = cli("classify", "--html", str(tmp_path / "page.html"), *words)
+        assert code == 0, err
+
+
+def test_of_what_is_none_of_these_the_nearest_class_is_named(cli: Cli, drawings: Path) -> None:
+    words = ["--support", str(drawings / "support"), "--model", "glyphs", "--reject", "0.5", str(drawings / "other")]
+    code, out, err = cli("classify", *words)
+    assert code == 0, err
+    assert "nearest is letter" in out
+    code, out, err = cli("classify", "--csv", *words)
+    rows = [row for row in csv.DictReader(io.StringIO(out)) if not row["answer"]]
+    assert rows
+    assert all(row["likeliest"].startswith("letter ") and float(row["probability"]) > 0.3 for row in rows)
+
+
+def test_folders_are_searched_once_and_files_that_are_left_out_are_counted(drawings: Path, tmp_path: Path) -> None:
+    (tmp_path / "q").mkdir()
+    (tmp_path / "q" / "loop").symlink_to(tmp_path / "q")
+    (tmp_path / "q" / "one.png").write_bytes(next((drawings / "query").glob("*/*.png")).read_bytes())
+    (tmp_path / "q" / "phone.heic").write_bytes(b"")
+    (tmp_path / "q" / "notes.txt").write_text("")
+    with pytest.warns(SosnWarning, match="2 files in the folders are no images by name"):
+        assert find_images([tmp_path / "q"]) == [tmp_path / "q" / "one.png"]
+
+
+def test_a_page_can_name_files_that_are_no_text(cli: Cli, drawings: Path, tmp_path: Path) -> None:
+    odd = os.fsencode(tmp_path) + b"/bad\xff.png"
+    Path(os.fsdecode(odd)).write_bytes(next((drawings / "query").glob("*/*.png")).read_bytes())
+    words = [
+        "--support",
+        str(drawings / "support"),
+        "--model",
+        "glyphs",
+        "--html",
+        str(tmp_path / "page.html"),
+        os.fsdecode(odd),
+    ]
+    code, _, err = cli("classify", *words)
+    assert code == 0, err
+    assert "bad?.png" in (tmp_path / "page.html").read_text("utf-8")
