@@ -18,7 +18,7 @@ import sosn
 from sosn.checkpoint.registry import load_with_recipe
 from sosn.evaluation.protocol import compare, evaluate
 from sosn.method import SoSN
-from sosn.recipe.recipe import override
+from sosn.recipe.override import override
 from sosn.training.setup import open_split
 from sosn.util.device import machine, resolve_device
 

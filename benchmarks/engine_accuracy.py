@@ -17,7 +17,9 @@ import torch
 import sosn
 from sosn.evaluation.protocol import Evaluation, compare, evaluate
 from sosn.kernel import engine
-from sosn.recipe.recipe import Recipe, load_recipe, override
+from sosn.recipe.library import load_recipe
+from sosn.recipe.override import override
+from sosn.recipe.recipe import Recipe
 from sosn.training import train
 from sosn.training.setup import open_split
 from sosn.util.device import machine

@@ -29,7 +29,9 @@ from sosn.evaluation.comparison import mflops_of_an_episode
 from sosn.evaluation.model import EvaluationSettings
 from sosn.evaluation.protocol import Evaluation, compare, evaluate
 from sosn.method import Method, NearestPixels, NearestPrototype
-from sosn.recipe.recipe import Recipe, load_recipe, override
+from sosn.recipe.library import load_recipe
+from sosn.recipe.override import override
+from sosn.recipe.recipe import Recipe
 from sosn.training import train
 from sosn.training.setup import open_split
 from sosn.util.device import machine

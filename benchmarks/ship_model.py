@@ -16,7 +16,7 @@ import sosn
 from sosn.checkpoint.registry import load_with_recipe, model_path, pack
 from sosn.checkpoint.storage import shelf
 from sosn.evaluation.model import evaluate_model
-from sosn.recipe.recipe import load_recipe
+from sosn.recipe.library import load_recipe
 from sosn.util.device import machine
 from sosn.util.files import write_atomically
 

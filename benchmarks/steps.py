@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 import sosn
-from sosn.recipe.recipe import load_recipe, override
+from sosn.recipe.library import load_recipe
+from sosn.recipe.override import override
 from sosn.training import Silent
 from sosn.training.cuda_graph import FREE_STEPS, CapturedStep
 from sosn.training.run import Run

@@ -15,7 +15,8 @@ from typing import Any
 
 from sosn.errors import SosnError
 from sosn.evaluation.protocol import evaluate
-from sosn.recipe.recipe import load_recipe, override
+from sosn.recipe.library import load_recipe
+from sosn.recipe.override import override
 from sosn.training import train
 from sosn.training.run import Run
 from sosn.training.setup import open_split

@@ -20,7 +20,8 @@ from sosn.checkpoint.storage import WEIGHTS_FILE, shelf
 from sosn.cli.show import show_card
 from sosn.errors import SosnError
 from sosn.evaluation.calibration import calibration_of
-from sosn.recipe.recipe import load_recipe, override
+from sosn.recipe.library import load_recipe
+from sosn.recipe.override import override
 from sosn.training import train, trainer
 from sosn.training.setup import open_split
 

@@ -17,7 +17,9 @@ from sosn.encoder.resnet12 import Stage
 from sosn.evaluation.calibration import measure
 from sosn.evaluation.protocol import evaluate
 from sosn.kernel import Engine, engine
-from sosn.recipe.recipe import Recipe, load_recipe, override
+from sosn.recipe.library import load_recipe
+from sosn.recipe.override import override
+from sosn.recipe.recipe import Recipe
 from sosn.training import Silent, train
 from sosn.training.cuda_graph import FREE_STEPS, CapturedStep
 from sosn.training.run import Run

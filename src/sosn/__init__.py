@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from sosn.evaluation.protocol import compare as compare
     from sosn.evaluation.protocol import evaluate as evaluate
     from sosn.method import SoSN as SoSN
-    from sosn.recipe.recipe import load_recipe as load_recipe
-    from sosn.recipe.recipe import override as override
+    from sosn.recipe.library import load_recipe as load_recipe
+    from sosn.recipe.override import override as override
     from sosn.training import train as train
     from sosn.util.seeding import generator as generator
 

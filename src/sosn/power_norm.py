@@ -5,16 +5,29 @@ are exact; where a derivative is infinite (Gamma at 0) the gradient is 0. The ba
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from sosn.errors import UsageError
 from sosn.util.precision import full_precision
+from sosn.util.spelling import nearest
 
-PowerNormName = Literal["sigme", "asinhe", "maxexp_pm", "maxexp", "gamma", "none"]
+NAMES = ("sigme", "asinhe", "maxexp_pm", "maxexp", "gamma", "none")
+_REGISTERED: "dict[str, tuple[Callable[[Tensor, float], Tensor], bool]]" = {}
+
+
+def register_power_norm(name: str, function: Callable[[Tensor, float], Tensor], signed: bool = True) -> None:
+    """Make a power normalisation known by a name, for `power_norm=` and recipes.
+
+    function takes co-occurrences m of any shape and eta (N, the number of feature vectors, where eta is None) and returns a
+    tensor of the same shape. signed: whether it takes negative co-occurrences.
+    """
+    if name in NAMES:
+        raise UsageError(f"power norm {name!r} is one of sosn's own: choose another name")
+    _REGISTERED[name] = (function, signed)
 
 
 def _refuse_negative(m: Tensor, name: str) -> None:
@@ -102,15 +115,16 @@ def maxexp_pm(m: Tensor, eta: float, rho: float = 0.5, softness: float | None = 
 class PowerNorm:
     """One of the functions above with its parameters, as a function of a tensor. eta=None means N, the number of vectors."""
 
-    name: PowerNormName = "sigme"
+    name: str = "sigme"
     eta: float | None = 100.0
     gamma: float | None = None
     rho: float = 0.5
     softness: float | None = None
 
     def __post_init__(self) -> None:
-        if self.name not in get_args(PowerNormName):
-            raise UsageError(f"power_norm is {self.name!r}; choose one of {', '.join(get_args(PowerNormName))}")
+        known = (*NAMES, *_REGISTERED)
+        if self.name not in known:
+            raise UsageError(f"power_norm is {self.name!r}{nearest(self.name, known)}; choose one of {', '.join(known)}")
         nothing = torch.zeros(())  # refuses bad parameters here, before any training
         match self.name:
             case "gamma":
@@ -123,7 +137,7 @@ class PowerNorm:
     @property
     def signed(self) -> bool:
         """Whether negative co-occurrences are allowed."""
-        return self.name not in ("gamma", "maxexp")
+        return _REGISTERED[self.name][1] if self.name in _REGISTERED else self.name not in ("gamma", "maxexp")
 
     def __call__(self, m: Tensor, vectors: int) -> Tensor:
         """Normalise m, which was averaged over so many feature vectors."""
@@ -141,3 +155,5 @@ class PowerNorm:
                 return _power(m, 0.5 if self.gamma is None else self.gamma)
             case "none":
                 return m
+            case _:
+                return _REGISTERED[self.name][0](m, eta)

@@ -66,6 +66,8 @@ class Relation:
 
     def describe_support(self, maps: Tensor) -> Tensor:
         """Support maps (…, Z, K, N) of a stacked relation → (…, S, K, K): shots averaged, or pooled for ⊗+R."""
+        if maps.shape[-3] == 1:
+            return self._describe(maps.squeeze(-3), maps.shape[-1])
         if self.name == "ranked":
             return self._describe(maps.movedim(-3, -2).flatten(-2), maps.shape[-1])  # of (…, K, Z·N)
         return self._describe(full(maps).mean(-3), maps.shape[-1])

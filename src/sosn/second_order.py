@@ -8,8 +8,6 @@ from torch import Tensor
 from sosn.errors import UsageError
 from sosn.util.precision import full_precision
 
-PLACE_WIDTH = 0.6  # of the Gaussians that say where a feature is, in distances of two pivots
-
 
 @full_precision
 def shift_mean(features: Tensor, shift: float) -> Tensor:
@@ -50,22 +48,6 @@ def upper_triangle(matrices: Tensor, isometric: bool = False) -> Tensor:
     rows, columns = torch.triu_indices(size, size, device=matrices.device)
     entries = matrices.flatten(-2).index_select(-1, rows * size + columns)
     return torch.where(rows == columns, entries, math.sqrt(2.0) * entries) if isometric else entries
-
-
-def place_codes(height: int, width: int, pivots: int, device: torch.device | None = None) -> Tensor:
-    """Where a position of a map is, as nearness to some pivots along either side: (2·pivots, height, width).
-
-    Gaussians of the distance to evenly spaced pivots, wide enough to overlap; the codes of a position have length 1 along each
-    side. Appended to feature vectors, they let co-occurrences tell where a feature was.
-    """
-    codes = []
-    for count in (height, width):
-        places = (torch.arange(count, device=device) + 0.5) / count
-        centres = (torch.arange(pivots, device=device) + 0.5) / pivots
-        near = (-0.5 * ((places - centres.unsqueeze(1)) * pivots / PLACE_WIDTH).square()).exp()  # (pivots, count)
-        codes.append(near / near.norm(dim=0))
-    down, across = codes
-    return torch.cat((down.unsqueeze(2).expand(-1, -1, width), across.unsqueeze(1).expand(-1, height, -1)))
 
 
 @full_precision

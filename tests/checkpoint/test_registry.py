@@ -10,7 +10,8 @@ from sosn.checkpoint.registry import model_path, shipped_models
 from sosn.errors import DataError
 from sosn.evaluation.protocol import evaluate
 from sosn.method import NearestPixels
-from sosn.recipe.recipe import from_table, load_recipe
+from sosn.recipe.library import load_recipe
+from sosn.recipe.recipe import from_table
 
 
 @pytest.mark.parametrize("name", sorted(shipped_models()))

@@ -14,7 +14,8 @@ from sosn.checkpoint.storage import WEIGHTS_FILE, load_method, load_tensors, res
 from sosn.episode import Episode
 from sosn.errors import CheckpointError, SosnError, UsageError
 from sosn.method import Method, NearestPixels, SoSN
-from sosn.recipe.recipe import RECIPE_FILE, load_recipe, override
+from sosn.recipe.library import RECIPE_FILE, load_recipe
+from sosn.recipe.override import override
 from sosn.util.files import digest, write_atomically
 
 

@@ -19,7 +19,7 @@ import sosn
 from sosn.cli.show import wide_console
 from sosn.errors import UsageError
 from sosn.evaluation.model import evaluation_settings
-from sosn.recipe.recipe import load_recipe, shipped
+from sosn.recipe.library import load_recipe, shipped
 from tests.conftest import Cli
 from tests.training.test_loop import TINY
 

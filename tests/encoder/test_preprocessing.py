@@ -15,7 +15,8 @@ from sosn.data.dataset import open_bank
 from sosn.encoder.preprocessing import Preprocessing
 from sosn.errors import UsageError
 from sosn.method import SoSN
-from sosn.recipe.recipe import load_recipe, override
+from sosn.recipe.library import load_recipe
+from sosn.recipe.override import override
 from sosn.training.setup import build
 
 

@@ -13,7 +13,8 @@ from sosn.errors import UntrainedError, UsageError
 from sosn.evaluation.comparison import compare_models, mflops_of_an_episode
 from sosn.evaluation.model import EvaluationSettings
 from sosn.method import METHODS, Method, NearestPixels, method_class
-from sosn.recipe.recipe import load_recipe, override
+from sosn.recipe.library import load_recipe
+from sosn.recipe.override import override
 from tests.conftest import Cli
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -12,7 +12,8 @@ import sosn
 from sosn.data.dataset import open_bank
 from sosn.evaluation.protocol import evaluate
 from sosn.method import METHODS, NearestPrototype
-from sosn.recipe.recipe import load_recipe, override
+from sosn.recipe.library import load_recipe
+from sosn.recipe.override import override
 from sosn.training import train
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]

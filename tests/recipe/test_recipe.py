@@ -9,7 +9,9 @@ import pytest
 from sosn.data.dataset import dataset_options, open_bank
 from sosn.errors import UsageError
 from sosn.method import method_class
-from sosn.recipe.recipe import RECIPE_FILE, Recipe, from_table, load_recipe, override, recipe_text, shipped, without_place
+from sosn.recipe.library import RECIPE_FILE, load_recipe, recipe_text, shipped
+from sosn.recipe.override import override
+from sosn.recipe.recipe import Recipe, from_table, without_place
 
 
 def read(text: str) -> Recipe:

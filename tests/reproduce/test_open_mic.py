@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from sosn.cli.app import app
 from sosn.data.prepare.catalog import prepare_dataset
 from sosn.errors import DataError, UsageError
-from sosn.recipe.recipe import load_recipe
+from sosn.recipe.library import load_recipe
 from sosn.reproduce.open_mic import plan, reproduce
 from sosn.reproduce.paper import EXHIBITIONS, OPEN_MIC_1, OPEN_MIC_2, PAIRS
 from tests.conftest import Listener

@@ -19,7 +19,9 @@ from sosn.cli.app import app
 from sosn.cli.reproduce import _show_claims
 from sosn.data.bank import Bank
 from sosn.errors import DataError, SosnError, TrainingError, UsageError
-from sosn.recipe.recipe import Recipe, load_recipe, override
+from sosn.recipe.library import load_recipe
+from sosn.recipe.override import override
+from sosn.recipe.recipe import Recipe
 from sosn.reproduce import claims, mini_imagenet, omniglot, running
 from sosn.reproduce import table as planned
 from sosn.reproduce.ledger import Entry, gap, ledger_file, of_row, read_entry, read_ledger, same_recipe, summarise, write_entry

@@ -29,7 +29,10 @@ from sosn.evaluation.model import evaluate_model
 from sosn.evaluation.protocol import Evaluation
 from sosn.kernel import enabled
 from sosn.method.base import batch_norms
-from sosn.recipe.recipe import Recipe, TrainingSection, load_recipe, override
+from sosn.recipe.library import load_recipe
+from sosn.recipe.override import override
+from sosn.recipe.recipe import Recipe
+from sosn.recipe.sections import TrainingSection
 from sosn.training import train
 from sosn.training.cuda_graph import FREE_STEPS, CapturedStep
 from sosn.training.loop import report

@@ -16,7 +16,9 @@ import sosn
 from sosn.data.prepare import store as prepared
 from sosn.data.prepare.catalog import prepare_dataset
 from sosn.errors import UsageError
-from sosn.recipe.recipe import Recipe, load_recipe, override
+from sosn.recipe.library import load_recipe
+from sosn.recipe.override import override
+from sosn.recipe.recipe import Recipe
 from sosn.training import Silent
 from sosn.training.run import Run
 from sosn.training.trainer import Trainer

@@ -9,7 +9,8 @@ from sosn.data.dataset import open_bank
 from sosn.data.sampler import EpisodeSampler
 from sosn.encoder import ENCODER_EXTRAS, build_encoder
 from sosn.method import Baseline
-from sosn.recipe.recipe import load_recipe, override
+from sosn.recipe.library import load_recipe
+from sosn.recipe.override import override
 from sosn.training import train
 from sosn.training.cuda_graph import CapturedStep
 from sosn.training.progress import Silent

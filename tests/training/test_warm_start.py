@@ -13,7 +13,10 @@ from sosn.checkpoint.storage import load_tensors, save_method
 from sosn.checkpoint.training_classes import same_classes, seen_by
 from sosn.errors import CheckpointError, DataError, UsageError
 from sosn.evaluation.model import evaluate_model
-from sosn.recipe.recipe import DataSection, Recipe, from_table, load_recipe, override
+from sosn.recipe.library import load_recipe
+from sosn.recipe.override import override
+from sosn.recipe.recipe import Recipe, from_table
+from sosn.recipe.sections import DataSection
 from sosn.training import train
 from sosn.training.progress import Silent
 from sosn.training.run import Run

@@ -6,7 +6,8 @@ from scipy import stats
 
 from pages.common import ROOT, over_seeds, put, read
 from sosn.bench import evaluation_ratios, written_rate
-from sosn.recipe.recipe import load_recipe, override
+from sosn.recipe.library import load_recipe
+from sosn.recipe.override import override
 from sosn.reproduce.ledger import interval
 
 PART = 0.02  # of the time, below which an operator is not named

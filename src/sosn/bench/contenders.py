@@ -18,7 +18,9 @@ from sosn.errors import MissingSplitError, SosnWarning
 from sosn.evaluation.protocol import Evaluation, evaluate
 from sosn.kernel import Engine, engine
 from sosn.method import SoSN
-from sosn.recipe.recipe import Recipe, load_recipe, override
+from sosn.recipe.library import load_recipe
+from sosn.recipe.override import override
+from sosn.recipe.recipe import Recipe
 from sosn.training.cuda_graph import CapturedStep
 from sosn.training.progress import Silent
 from sosn.training.run import Run
@@ -64,8 +66,8 @@ class Shape:
         return Bank(pixels, labels, tuple(f"class {number}" for number in range(classes)))
 
     def model(self, device: torch.device) -> SoSN:
-        flat = [0.5] * self.channels
-        model = SoSN(self.channels, input_size=self.size, mean=flat, std=flat, permutations=self.permutations)
+        images = {"mean": [0.5] * self.channels, "std": [0.5] * self.channels}
+        model = SoSN(self.channels, input_size=self.size, preprocessing=images, permutations=self.permutations)
         return model.to(device)
 
 
@@ -185,7 +187,7 @@ def judging(shape: Shape, device: torch.device, name: Engine, encoded: bool) -> 
 
     def run() -> Tensor:
         with torch.inference_mode(), engine(name):
-            return model.compare(support, query) if encoded else model(episode)
+            return model.compare_features(support, query) if encoded else model(episode)
 
     return run
 

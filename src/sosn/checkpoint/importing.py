@@ -9,10 +9,12 @@ from torch import Tensor, nn
 from sosn.checkpoint.registry import load_with_recipe
 from sosn.checkpoint.state_dict import read_state_dict
 from sosn.errors import CheckpointError, UsageError
-from sosn.method import NearestPrototype, RelationNet
-from sosn.method.nearest_prototype import ENCODER_OPTIONS
-from sosn.recipe.recipe import ModelSection, Recipe, load_recipe, override, refuse_option
-from sosn.util.typed import annotations, check_options, parse
+from sosn.method import NearestPrototype, RelationNet, method_options
+from sosn.recipe.library import load_recipe
+from sosn.recipe.override import override, refuse_option
+from sosn.recipe.recipe import Recipe
+from sosn.recipe.sections import ModelSection
+from sosn.util.typed import check_options, parse
 
 MEAN, STD = 0.92206, 0.08426  # of their images, grey or colour: what the 2018 release subtracts and divides by
 SIZES = {1: 28, 9: 84}  # side of the images by positions that reach the first fully connected layer
@@ -41,9 +43,8 @@ def import_relation_net(encoder: Path, relation: Path) -> tuple[RelationNet, Rec
             f"{9 * width} for 84²"
         )
     size = SIZES[inputs // width]
-    method = RelationNet(
-        channels, size, encoder_width=width, mean=[MEAN] * channels, std=[STD] * channels
-    )  # fmt: skip
+    images = {"channels": channels, "input_size": size, "mean": [MEAN] * channels, "std": [STD] * channels}
+    method = RelationNet(encoder={"name": "conv4", "width": width}, preprocessing=images)
     _fill(method.encoder, ours, ("layer1", "layer2", "layer3", "layer4"), (), encoder)
     _fill(method.relation, theirs, ("layer1", "layer2"), ("fc1", "fc2"), relation)
     method.trained = True
@@ -62,11 +63,10 @@ def import_frozen(model: str, options: Sequence[str]) -> tuple[NearestPrototype,
         if not key or not text:
             raise UsageError(f"{word!r} is no key=value: write for instance representation=mean")
         pairs[key] = parse(text)
-    known = annotations(NearestPrototype, without=ENCODER_OPTIONS)
-    wanted = check_options(pairs, known, "frozen")
-    frozen = NearestPrototype.of(source, **wanted)
+    frozen = NearestPrototype.of(source, **check_options(pairs, method_options(NearestPrototype.name), "frozen"))
+    own = {key: frozen.config[key] for key in method_options(frozen.name)}
     title = f"nearest prototype on the frozen encoder of {model}"
-    return frozen, replace(recipe, title=title, model=ModelSection(NearestPrototype.name, frozen.config))
+    return frozen, replace(recipe, title=title, model=ModelSection(NearestPrototype.name, own), test_time=frozen.test_time)
 
 
 def _check_names(path: Path, tensors: Mapping[str, Tensor], blocks: list[str], linear: list[str], what: str) -> None:

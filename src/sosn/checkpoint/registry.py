@@ -11,7 +11,10 @@ import torch
 from sosn.checkpoint.storage import WEIGHTS_FILE, is_shipped, load_method, save_method, shelf
 from sosn.errors import CheckpointError, UsageError
 from sosn.method import Method
-from sosn.recipe.recipe import Recipe, ValidationSection, from_table, override
+from sosn.method.test_time import TestTimeAugmentation
+from sosn.recipe.override import override
+from sosn.recipe.recipe import Recipe, from_table
+from sosn.recipe.sections import ValidationSection
 from sosn.util.spelling import nearest
 from sosn.util.typed import annotations
 
@@ -62,26 +65,26 @@ def load_with_recipe(name_or_path: str) -> tuple[Method, Recipe]:
 def pack(source: Path, target: Path, options: Sequence[str] = ()) -> None:
     """Copy a model with half-precision weights, for shipping: without what only training needs, or only its own machine knows.
 
-    options: key=value of its recipe that its weights do not depend on: title, keys of [validation], and of [model] what the
-    weights serve as well, such as relation=ranked or mirror=true. Others are refused, and so is a file without a recipe.
+    options: key=value of its recipe that its weights do not depend on: title, keys of [validation] and [test_time], and of
+    [model] what the weights serve as well, such as relation=ranked. Others are refused, and so is a file without a recipe.
     """
     method, about = load_method(source)
     if "recipe" not in about:
         raise CheckpointError(f"{str(source)!r} has no recipe: give the weights of a run")
-    method.shed()
     recipe = override(from_table(about["recipe"], "its recipe"), options)
     changed: dict[str, Any] = {}
     for word in options:
-        key = word.partition("=")[0].removeprefix("model.").removeprefix("validation.")
+        key = word.partition("=")[0].rpartition(".")[2]
         if key in recipe.model.options:
             changed[key] = recipe.model.options[key]
-        elif key != "title" and key not in annotations(ValidationSection):
-            raise UsageError(f"{word!r} cannot be changed in a trained model: title, [validation] and options of [model] can")
-    if changed:
-        state = method.state_dict()
-        method = type(method)(**method.config | changed)
-        method.load_state_dict(state)
-        method.trained = True
+        elif key != "title" and key not in annotations(ValidationSection) | annotations(TestTimeAugmentation):
+            raise UsageError(
+                f"{word!r} cannot be changed in a trained model: title, [validation], [test_time] and options of [model] can"
+            )
+    state = method.state_dict()
+    method = type(method)(**method.config | changed | {"test_time": recipe.test_time})
+    method.load_state_dict(state)
+    method.trained = True
     recipe = replace(recipe, training=replace(recipe.training, start="", device="auto"))
     about = {key: value for key, value in about.items() if key not in ("method", "config")} | {"recipe": recipe.to_table()}
     save_method(target, method, about, torch.float16)

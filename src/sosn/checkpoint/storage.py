@@ -10,8 +10,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from sosn.checkpoint.old_format import method_and_config, tensors_of
 from sosn.errors import CheckpointError, SosnError, UsageError
-from sosn.method import FROZEN, method_class
+from sosn.method import method_class
 from sosn.method.base import Method
 from sosn.util.files import resource, write_atomically
 
@@ -94,11 +95,11 @@ def load_method(path: Path) -> tuple[Method, dict[str, Any]]:
     if "method" not in about:
         raise CheckpointError(f"{str(path)!r} holds no method: it is a checkpoint for resuming a run")
     try:
-        kind = FROZEN.get(about["method"]) or method_class(about["method"])
-        method = kind(**about["config"])
+        name, config = method_and_config(about["method"], about["config"])
+        method = method_class(name)(**config)
     except (UsageError, TypeError, KeyError) as error:
         raise CheckpointError(f"{str(path)!r} describes a method that this version of sosn cannot build ({error})") from error
-    restore(method, tensors, path)
+    restore(method, tensors_of(about["method"], tensors), path)
     method.trained = bool(about.get("trained", True))  # files from before this was written down come from training
     return method.eval(), about
 

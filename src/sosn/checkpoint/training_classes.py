@@ -9,7 +9,8 @@ from sosn.checkpoint.registry import model_path
 from sosn.checkpoint.storage import RUN_FILE, WEIGHTS_FILE, read_about
 from sosn.data.dataset import open_bank
 from sosn.errors import DataError, SosnError
-from sosn.recipe.recipe import DataSection, Recipe, from_table
+from sosn.recipe.recipe import Recipe, from_table
+from sosn.recipe.sections import DataSection
 from sosn.util.files import read_json
 
 FAMILIES = ({"mini-imagenet", "tiered-imagenet"}, {"cifar-fs", "fc100"})  # whose classes have the same names

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sosn.checkpoint.registry import load
 from sosn.checkpoint.storage import WEIGHTS_FILE, load_method, load_tensors, save_method, save_tensors
+from sosn.checkpoint.timm import open_timm
 from sosn.classify.background import Ground, Inverting, ground_for, inverted, warn_inverted
 from sosn.classify.image_type import Kind, fitting_model, kind_of_pictures
 from sosn.classify.support import IMAGES, Label, Support, encode_images
@@ -23,7 +24,6 @@ from sosn.data.image import Picture, Pictures, list_pictures, read_pictures, sou
 from sosn.data.listing import list_classes
 from sosn.errors import CheckpointError, NotFittedError, SosnWarning, UsageError
 from sosn.evaluation.calibration import CALIBRATION_FILE, Calibration, calibration_of, probabilities, read_calibration
-from sosn.method import TimmPrototype
 from sosn.method.base import Method
 from sosn.util.device import resolve_device
 from sosn.util.files import file_digest, write_atomically
@@ -291,7 +291,7 @@ class FewShotClassifier:
             raise UsageError(f"encoder is {encoder!r}; write timm:NAME, for instance timm:resnet18")
         if self.model != "auto":
             raise UsageError(f"model is {self.model!r} and encoder {encoder!r}: give one of them")
-        return TimmPrototype.open(backbone, None if self.checkpoint is None else Path(self.checkpoint))
+        return open_timm(backbone, None if self.checkpoint is None else Path(self.checkpoint))
 
     def _remember(
         self, support: Support, pictures: Sequence[Picture], labels: Sequence[Label], before: "list[tuple[Label, str | None]]"

@@ -20,7 +20,8 @@ from sosn.classify.background import Inverting, ground_for, inverted, warn_inver
 from sosn.classify.support import encode_images
 from sosn.data.image import Picture, Pictures, list_pictures, read_pictures
 from sosn.errors import CheckpointError, DataError, UsageError
-from sosn.method import SoSN
+from sosn.method.base import Method
+from sosn.second_order import upper_triangle
 from sosn.util.device import resolve_device
 from sosn.util.spelling import nearest
 
@@ -61,7 +62,7 @@ class Gallery:
         if flat.size != len(rows) * int(np.prod(shape)):
             raise CheckpointError(f"the classes in {str(folder)!r} belong to another model: make the gallery anew")
         self._described = torch.from_numpy(flat.copy()).view(len(rows), *shape)  # half precision: 8 kB a class
-        self._index = _index(_directions(self._described))
+        self._index = _index(self._directions(self._described))
 
     @classmethod
     def create(
@@ -120,7 +121,7 @@ class Gallery:
             base.executemany("insert into classes values (?, ?, ?)", rows)
         self.labels += pictures
         self._described = torch.cat((self._described, described))
-        self._index.add(_directions(described))
+        self._index.add(self._directions(described))
         warn_inverted(count, sum(map(len, pictures.values())), self._ground, stacklevel=3)
 
     def remove(self, label: str) -> None:
@@ -145,11 +146,11 @@ class Gallery:
         if shortlist is None or shortlist >= len(self.labels):
             rows = torch.arange(len(self.labels)).expand(len(queries), -1)
         else:
-            rows = self._index.nearest(_directions(queries.cpu()), shortlist)
+            rows = self._index.nearest(self._directions(queries.cpu()), shortlist)
         found = []
         for query, row in zip(queries, rows, strict=True):
             support = self._described[row].to(self.method.device, self.method.dtype)
-            logits = self.method.compare_described(support.unsqueeze(0), query[None, None])[0, 0]
+            logits = self.method.compare(support.unsqueeze(0), query[None, None])[0, 0]
             places = logits.topk(min(top, len(row))).indices.cpu()  # not of scores, which near 1 are the same to the bit
             scores = self.method.score(logits).cpu()[places]
             found.append([Match(self.labels[int(row[p])], float(s)) for s, p in zip(scores, places, strict=True)])
@@ -158,7 +159,7 @@ class Gallery:
     def shortlist(self, images: Pictures, size: int = SHORTLIST) -> list[list[str]]:
         """The classes whose descriptors are nearest to each picture's, before the similarity net has looked at them."""
         queries = self._asked(images).cpu()
-        rows = self._index.nearest(_directions(queries), min(size, len(self.labels)))
+        rows = self._index.nearest(self._directions(queries), min(size, len(self.labels)))
         return [[self.labels[place] for place in row.tolist()] for row in rows]
 
     def _asked(self, images: Pictures, decorators: int = 0) -> Tensor:
@@ -178,9 +179,14 @@ class Gallery:
         with torch.inference_mode():
             return self.method.describe(maps.unsqueeze(0) if together else maps.unsqueeze(1))
 
+    def _directions(self, described: Tensor) -> Tensor:
+        return _directions(described, symmetric=described.ndim == 5)
+
     def _shape(self) -> tuple[int, ...]:
-        width, relation = self.method.permutations.shape[-1], self.method.relation
-        return len(self.method.permutations), relation.side_channels, width, width
+        """Of the description of a class."""
+        size, channels = self.method.preprocessing.source, self.method.preprocessing.channels
+        blank = torch.zeros(1, channels, size, size, dtype=torch.uint8)
+        return tuple(self._describe(blank, together=True).shape[1:])
 
     def _rows(self) -> list[tuple[str, bytes]]:
         with self._base() as base:
@@ -198,20 +204,21 @@ class Gallery:
             raise CheckpointError(f"{str(self.folder / CLASSES_FILE)!r} cannot be used ({error})") from error
 
 
-def _checked(method: Any) -> SoSN:
-    """A trained SoSN whose relation describes each picture by itself."""
-    if not isinstance(method, SoSN) or not method.relation.stacked:
-        raise UsageError(f"a gallery needs a SoSN with relation average, ranked, or_like or difference, not {method.name!r}")
+def _checked(method: Method) -> Method:
+    """A trained method that describes a class by one thing of a fixed size, whatever its number of pictures."""
+    if not method.describes_images or not method.fixed_size:
+        raise UsageError(
+            f"a gallery needs a model that describes each class by itself, such as SoSN with relation average, ranked, or_like "
+            f"or difference, not {method.name!r}"
+        )
     method.check_trained()
     return method
 
 
-def _directions(described: Tensor) -> Tensor:
-    """Descriptors (B, P, S, K, K) as unit vectors: the upper triangles of the first permutation, the others hold the same."""
-    own = described[:, 0].float()
-    rows, columns = torch.triu_indices(*own.shape[-2:]).unbind()
-    weights = torch.where(rows == columns, 1.0, 2.0**0.5)  # so that products are those of whole matrices
-    return F.normalize((own[..., rows, columns] * weights).flatten(1), dim=1)
+def _directions(described: Tensor, symmetric: bool) -> Tensor:
+    """Descriptions as unit vectors; of symmetric matrices (B, P, S, K, K) the upper triangles of the first permutation."""
+    own = upper_triangle(described[:, 0].float(), isometric=True) if symmetric else described.float()
+    return F.normalize(own.flatten(1), dim=1)
 
 
 class _Exact:

@@ -15,9 +15,7 @@ from torch import Tensor, nn
 from sosn.errors import SosnError, UsageError
 from sosn.evaluation.calibration import Calibration
 from sosn.kernel import engine
-from sosn.method import SoSN
 from sosn.method.base import Method
-from sosn.relation import stack_pairs
 from sosn.util.files import write_atomically
 from sosn.util.seeding import generator
 
@@ -28,28 +26,26 @@ CHECKED = ((1, 1), (5, 3))  # sizes that are compared: classes or queries, shots
 
 
 class _Describe(nn.Module):
-    """Pictures (B, Z, C, H, W) of B classes in Z shots each, or of B queries in one → descriptors (B, P, S, K, K)."""
+    """Pictures (B, Z, C, H, W) of B classes in Z shots each, or of B queries in one → descriptions (B, …)."""
 
-    def __init__(self, method: SoSN) -> None:
+    def __init__(self, method: Method) -> None:
         super().__init__()
         self.method = method
 
     def forward(self, images: Tensor) -> Tensor:
-        maps = self.method.encode(images.flatten(0, 1))
-        return self.method.describe(maps.unflatten(0, images.shape[:2]))
+        features = self.method.encode(images.flatten(0, 1))
+        return self.method.describe(features.unflatten(0, images.shape[:2]))
 
 
 class _Similarity(nn.Module):
-    """Descriptors of classes (L, P, S, K, K) and of queries (Q, P, S, K, K) → logits (Q, L)."""
+    """Descriptions of classes (L, …) and of queries (Q, …) → logits (Q, L)."""
 
-    def __init__(self, method: SoSN) -> None:
+    def __init__(self, method: Method) -> None:
         super().__init__()
         self.method = method
 
     def forward(self, support: Tensor, query: Tensor) -> Tensor:
-        pairs = stack_pairs(support.unsqueeze(0), query.unsqueeze(0)).flatten(0, 2)
-        logits: Tensor = self.method.similarity(pairs).view(query.shape[0], support.shape[0])
-        return logits + self.method.nearness(support.unsqueeze(0), query.unsqueeze(0))[0] if self.method.cosine else logits
+        return self.method.compare(support.unsqueeze(0), query.unsqueeze(0))[0]
 
 
 def export_onnx(method: Method, folder: Path, name: str, calibration: Calibration | None = None) -> dict[str, Any]:
@@ -57,14 +53,15 @@ def export_onnx(method: Method, folder: Path, name: str, calibration: Calibratio
 
     describe: images (B, Z, C, H, W), floats in 0…1 of the model's size → descriptors. similarity: support and query
     descriptors → logits (Q, L). B, Z, L and Q are free. Returns what model.json says: sizes, and the largest difference found.
-    Refuses methods other than SoSN, relations that need both pictures at once, and untrained models.
+    Refuses methods that cannot be exported, and untrained models.
     """
     missing = [package for package in NEEDED if find_spec(package) is None]
     if missing:
         raise UsageError(f"export needs {', '.join(missing)}: pip install 'sosn[onnx]'")
-    if not isinstance(method, SoSN) or not method.relation.stacked:
-        kind = method.name if not isinstance(method, SoSN) else f"{method.name} with relation {method.relation.name!r}"
-        raise UsageError(f"{kind} cannot be exported: give a SoSN with relation average, ranked, or_like or difference")
+    if not method.exportable:
+        raise UsageError(
+            f"this {method.name!r} cannot be exported: give a SoSN with relation average, ranked, or_like or difference"
+        )
     method.check_trained()
     method = method.cpu().float().eval()
     size, channels = method.preprocessing.source, method.preprocessing.channels

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from sosn.errors import UsageError
-from sosn.method import SoSN
 from sosn.method.base import Method
 from sosn.util.precision import full
 
@@ -17,8 +16,9 @@ IMAGES = 64  # encoded at once
 class Support:
     """Classes with any number of pictures each, and the scores of queries against them.
 
-    Classes stand in sorted order. SoSN's descriptors of a class are kept until it gets another picture. Other methods compare
-    with all shots anew; those whose scores depend on the other classes too need the same number of pictures in each.
+    Classes stand in sorted order. Where a method's descriptions have a fixed size, that of a class is kept until it gets
+    another picture. Other methods compare with all shots anew; those whose scores depend on the other classes too need the
+    same number of pictures in each.
     """
 
     def __init__(self, method: Method) -> None:
@@ -56,11 +56,12 @@ class Support:
     def logits(self, query: Tensor) -> Tensor:
         """Similarities before squashing of queries (Q, …) and all classes: (Q, L)."""
         method = self.method
-        if isinstance(method, SoSN) and method.relation.stacked:
+        queries = method.describe(query.unsqueeze(1)).unsqueeze(0)  # a query is a class of one shot
+        if method.fixed_size:
             for label in self.shots.keys() - self._described.keys():
                 self._described[label] = method.describe(self.shots[label])
             classes = torch.stack([self._described[label] for label in self.labels])
-            return _described_logits(method, classes, query)
+            return full(method.compare(classes.unsqueeze(0), queries))[0]
         groups: dict[int, list[int]] = {}
         for place, count in enumerate(self.counts):
             groups.setdefault(count, []).append(place)
@@ -72,23 +73,16 @@ class Support:
         shots = [self.shots[label] for label in self.labels]
         result = query.new_empty(len(query), len(shots), dtype=full(query).dtype)
         for places in groups.values():
-            support = torch.stack([shots[place] for place in places])
-            result[:, places] = full(method.compare(support.unsqueeze(0), query.unsqueeze(0)))[0]
+            classes = method.describe(torch.stack([shots[place] for place in places]))
+            result[:, places] = full(method.compare(classes.unsqueeze(0), queries))[0]
         return result
 
     @torch.inference_mode()
     def picture_logits(self, query: Tensor) -> Tensor:
         """Queries (Q, …) against every single picture, as if each were a class of its own: (Q, pictures), class by class."""
         shots = torch.cat([self.shots[label] for label in self.labels]).unsqueeze(1)  # (n, 1, …)
-        if isinstance(self.method, SoSN) and self.method.relation.stacked:
-            return _described_logits(self.method, self.method.describe(shots), query)
-        return full(self.method.compare(shots.unsqueeze(0), query.unsqueeze(0)))[0]
-
-
-def _described_logits(method: SoSN, classes: Tensor, query: Tensor) -> Tensor:
-    """Described classes (L, …) and query maps (Q, K, N) → logits (Q, L)."""
-    queries = method.describe(query.unsqueeze(-3))  # a query is a class of one shot
-    return full(method.compare_described(classes.unsqueeze(0), queries.unsqueeze(0)))[0]
+        classes, queries = (self.method.describe(one).unsqueeze(0) for one in (shots, query.unsqueeze(1)))
+        return full(self.method.compare(classes, queries))[0]
 
 
 @torch.inference_mode()
@@ -97,14 +91,13 @@ def encode_images(method: Method, images: Tensor) -> Tensor:
 
     Refuses methods that learn from an episode as a whole.
     """
+    if not method.describes_images:
+        raise UsageError(
+            f"method {method.name!r} adapts itself to whole episodes and cannot remember classes one by one: use another "
+            "model, for instance SoSN"
+        )
     method.eval()
     parts = []
     for part in images.split(IMAGES):
-        features = method.encode(part.to(method.device))
-        if features is None:
-            raise UsageError(
-                f"method {method.name!r} adapts itself to whole episodes and cannot remember classes one by one: use another "
-                "model, for instance SoSN"
-            )
-        parts.append(features)
+        parts.append(method.encode(part.to(method.device)))
     return torch.cat(parts)

@@ -24,7 +24,7 @@ from sosn.data.listing import list_classes
 from sosn.data.sampler import EpisodeSampler
 from sosn.errors import DataError, TrainingError, UsageError
 from sosn.method.base import Method
-from sosn.recipe.recipe import DataSection
+from sosn.recipe.sections import DataSection
 from sosn.util.seeding import generator
 
 FOLDS = 3

@@ -80,7 +80,8 @@ def train(
 ) -> None:
     """Train a recipe, keep the weights that validate best, and report them on validation classes."""
     from sosn.cli.show import RichProgress, console
-    from sosn.recipe.recipe import RECIPE_FILE, load_recipe, override
+    from sosn.recipe.library import RECIPE_FILE, load_recipe
+    from sosn.recipe.override import override
     from sosn.training import train as run_training
     from sosn.training.run import CHECKPOINT_FILE
 
@@ -179,7 +180,7 @@ def models(name: Annotated[str | None, typer.Argument(help="Print its card.")] =
 def recipes(name: Annotated[str | None, typer.Argument(help="Print this recipe.")] = None, as_json: AsJson = False) -> None:
     """List the recipes that come with the package, or print one."""
     from sosn.cli.show import show_recipes
-    from sosn.recipe.recipe import load_recipe, recipe_text, shipped
+    from sosn.recipe.library import load_recipe, recipe_text, shipped
 
     if name is not None:
         if as_json:

@@ -14,7 +14,8 @@ from sosn.data.sampler import EpisodeSampler
 from sosn.errors import SosnError, UsageError
 from sosn.evaluation.protocol import Evaluation, evaluate
 from sosn.method import NearestPixels
-from sosn.recipe.recipe import RECIPE_FILE, load_recipe, override
+from sosn.recipe.library import RECIPE_FILE, load_recipe
+from sosn.recipe.override import override
 from sosn.report import write_report
 from sosn.training import Progress, train
 from sosn.training.run import Run

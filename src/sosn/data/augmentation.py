@@ -12,10 +12,7 @@ from sosn.errors import UsageError
 from sosn.util.seeding import check_generator
 from sosn.util.warping import seen_through
 
-ERASED_AREA = 0.02, 0.25  # of the image
-ERASED_ASPECT = 3.0  # one side of the rectangle, as a share of the image's, is at most so many times the other
-
-_HIGHEST = {"translate": 1, "zoom": 0.9, "turn": 180, "shear": 80, "jitter": 1, "erase": 1}
+_HIGHEST = {"translate": 1, "zoom": 0.9, "turn": 180, "shear": 80, "jitter": 1}
 
 
 @dataclass(frozen=True)
@@ -29,7 +26,6 @@ class AugmentationSection:
     turn: float = 0.0  # largest rotation, in degrees
     shear: float = 0.0  # largest slant, in degrees
     jitter: float = 0.0  # largest relative change of brightness, contrast and, in colour images, saturation
-    erase: float = 0.0  # probability that a rectangle of 2–25% of the area takes the image's mean colour
 
     def __post_init__(self) -> None:
         if self.rotate not in ("none", "episode", "image"):
@@ -73,14 +69,12 @@ def _changed(images: Tensor, wanted: AugmentationSection, generator: torch.Gener
     moves = wanted.translate or wanted.zoom or wanted.turn or wanted.shear
     if wanted.flip:
         images = torch.where(_uniform(0, 1, len(images), generator) < 0.5, images.flip(-1), images)
-    if moves or wanted.jitter or wanted.erase:
+    if moves or wanted.jitter:
         images = images / 255 if images.dtype == torch.uint8 else images.float()
     if moves:
         images = _moved(images, wanted, generator)
     if wanted.jitter:
         images = _jittered(images, wanted.jitter, generator)
-    if wanted.erase:
-        images = _erased(images, wanted.erase, generator)
     return images
 
 
@@ -137,17 +131,3 @@ def _grey(images: Tensor) -> Tensor:
         return images.mean(1, keepdim=True)
     red, green, blue = images.split(1, 1)
     return torch.add(0.299 * red, green, alpha=0.587).add_(blue, alpha=0.114)
-
-
-def _erased(images: Tensor, probability: float, generator: torch.Generator) -> Tensor:
-    """Images in which, with this probability, the pixels with their centre in a random rectangle have the mean colour."""
-    count, _, height, width = images.shape
-    area = _uniform(*ERASED_AREA, count, generator)
-    aspect = _uniform(-math.log(ERASED_ASPECT), math.log(ERASED_ASPECT), count, generator).exp()
-    tall, wide = (area * aspect).sqrt(), (area / aspect).sqrt()  # shares of the sides, below 1
-    top, left = (_uniform(0, 1, count, generator) * (1 - side) for side in (tall, wide))
-    y = (torch.arange(height, device=images.device).view(-1, 1) + 0.5) / height
-    x = (torch.arange(width, device=images.device) + 0.5) / width
-    inside = (y >= top) & (y < top + tall) & (x >= left) & (x < left + wide)  # (N, 1, H, W)
-    chosen = _uniform(0, 1, count, generator) < probability
-    return torch.where(inside & chosen, images.mean((-2, -1), keepdim=True), images)

@@ -122,10 +122,6 @@ class Bank:
         """The bank with every class turned by 90, 180 and 270 degrees as classes of their own, four times as many."""
         return self._with({f"@{90 * turns}": self.images.rot90(turns, (-2, -1)) for turns in range(1, 4)})
 
-    def with_reflections(self) -> "Bank":
-        """The bank with the mirror image of every class as a class of its own, twice as many."""
-        return self._with({"@mirror": self.images.flip(-1)})
-
     def _with(self, changed: dict[str, Tensor]) -> "Bank":
         """The bank with classes of changed images besides, by what is added to their names; drawers stay who they are."""
         count = 1 + len(changed)

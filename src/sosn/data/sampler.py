@@ -26,7 +26,6 @@ class EpisodeSampler:
     group are never split between support and query. within="alphabet" takes all classes of an episode from one alphabet, that
     is, with the same name up to the last slash (for Open MIC, one exhibition); alphabets with fewer than `way` are left out.
     within="drawers" takes, besides, all support images from one drawer and all queries from another, as DrawerTasks says.
-    related: share of the episodes whose classes are of one alphabet, as many as it has, and others only if it has too few.
     called: what way, shot and query are called where they come from, for messages.
     """
 
@@ -38,7 +37,6 @@ class EpisodeSampler:
         query: int,
         within: Within = None,
         called: tuple[str, str, str] = ("way", "shot", "query"),
-        related: float = 0.0,
     ) -> None:
         if not isinstance(bank, Bank):
             raise UsageError(f"EpisodeSampler takes a bank, not {type(bank).__name__}: sosn.open_bank opens one")
@@ -50,12 +48,6 @@ class EpisodeSampler:
         self.bank, self.way, self.shot, self.query = bank, way, shot, query
         if within not in (None, "alphabet", "drawers"):
             raise UsageError(f"within is {within!r}; choose alphabet or drawers, or leave it out")
-        if not 0 <= related <= 1:
-            raise UsageError(f"related is {related}; the share of episodes lies between 0 and 1")
-        if related and within:
-            raise UsageError(f'related={related} with within="{within}": all classes of an episode are of one alphabet anyway')
-        self.related = related
-        self._kin = _kin(bank.names).to(bank.device) if related else None
         self._families = None if within is None else _families(bank.names, way, within, called[0])
         self._tasks: DrawerTasks | None = None
         if within == "drawers" and self._families is not None:
@@ -104,11 +96,6 @@ class EpisodeSampler:
             families = self._families.to(device)  # (families, classes)
             chosen = torch.randint(len(families), (count,), generator=generator, device=device)
             keys = keys.masked_fill(~families[chosen], -1.0)
-        if self._kin is not None:
-            kin = self._kin.to(device)  # (classes,) numbers of alphabets
-            some = torch.randint(len(kin), (count, 1), generator=generator, device=device)
-            hard = torch.rand(count, 1, generator=generator, device=device) < self.related
-            keys = keys + (hard & (kin == kin[some]))  # these come first
         classes = keys.topk(self.way, dim=1).indices  # (E, L) distinct
         present = self._columns.to(device) < counts[classes].unsqueeze(-1)  # (E, L, M)
         if self.bank.groups is None:
@@ -159,9 +146,9 @@ class EpisodeSampler:
 
 
 def alphabet_of(name: str) -> str:
-    """The alphabet of a class: its name up to the last slash. That of turned or mirrored characters is one of its own."""
+    """The alphabet of a class: its name up to the last slash. That of rotated characters is one of its own."""
     parent, _, own = name.rpartition("/")
-    changed = re.search(r"(@(90|180|270|mirror))*$", own)
+    changed = re.search(r"(@(90|180|270))*$", own)
     return parent + changed[0] if parent and changed else parent
 
 
@@ -182,14 +169,6 @@ def _families(names: Sequence[str], way: int, within: str, called: str) -> Tenso
         )
     large = [parent for parent, size in sizes.items() if size >= way]
     return torch.tensor([[alphabet_of(name) == parent for name in names] for parent in large])
-
-
-def _kin(names: Sequence[str]) -> Tensor:
-    """The number of each class's alphabet: (classes,)."""
-    if not all(map(alphabet_of, names)):
-        raise DataError("related is for classes that belong to alphabets, and these do not: leave out related")
-    numbers = {alphabet: number for number, alphabet in enumerate(alphabets(names))}
-    return torch.tensor([numbers[alphabet_of(name)] for name in names])
 
 
 def leave_out_small(bank: Bank, what: str, shot: int, query: int, say: Callable[[str], None] | None = None) -> Bank:

@@ -1,20 +1,24 @@
 """The four-block encoder of Relation Net, which SoSN shares (Fig. 2)."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
+from sosn.encoder.base import Encoder
 from sosn.errors import UsageError
 from sosn.kernel.blocks import block, run
+from sosn.util.checks import at_least, one_of
 
 
-class Conv4(nn.Module):
+class Conv4(Encoder):
     """Four blocks of 3×3 convolution, batch norm and ReLU, with 2×2 max-pooling after the first two.
 
     Images (B, C, H, W) → feature maps (B, width, h, w): 28² → 5², 84² → 19², 224² → 54².
     features="linear" leaves out the last ReLU, so that features may be negative. pools=3 or 4 pools after later blocks too,
     so that a feature sees more of the image: 84² → 9² or 4². blocks=5 or more adds blocks like the last, which pool nothing.
     """
+
+    name: ClassVar[str] = "conv4"
 
     def __init__(
         self,
@@ -25,10 +29,12 @@ class Conv4(nn.Module):
         blocks: int = 4,
     ) -> None:
         super().__init__()
+        at_least(1, width=width)
+        one_of(("relu", "linear"), features=features)
         if pools not in (2, 3, 4):
-            raise UsageError(f"conv4_pools is {pools}; 2, 3 or 4 of the four blocks can end in pooling")
+            raise UsageError(f"pools is {pools}; 2, 3 or 4 of the four blocks can end in pooling")
         if blocks < 4:
-            raise UsageError(f"conv4_blocks is {blocks}; Conv-4 has four, and more can be added")
+            raise UsageError(f"blocks is {blocks}; Conv-4 has four, and more can be added")
         self.width, self.pools = width, pools
         self.blocks = nn.Sequential(
             *block(channels, width, padding=0, pool=True),
@@ -39,9 +45,14 @@ class Conv4(nn.Module):
         )
         if features == "linear":
             self.blocks.pop(-1)
+        self.non_negative = features == "relu"
 
     def forward(self, images: Tensor) -> Tensor:
         return run(self.blocks, images)
+
+    @property
+    def chain(self) -> nn.Sequential:
+        return self.blocks
 
     def map_side(self, image_side: int) -> int:
         """Side of the feature map for a square image; 0 or less if the image is too small."""

@@ -1,18 +1,26 @@
 """The four-block encoder that pools after every block, that of Matching Nets, Prototypical Nets and MAML."""
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 
+from sosn.encoder.base import Encoder
 from sosn.kernel.blocks import block, run
+from sosn.util.checks import at_least
 
 
-class Conv4Pooled(nn.Module):
+class Conv4Pooled(Encoder):
     """Four blocks of 3×3 convolution (padding 1), batch norm, 2×2 max-pooling and ReLU.
 
     Images (B, C, H, W) → feature maps (B, width, h, w): 28² → 1², 84² → 5².
     """
 
+    name: ClassVar[str] = "conv4_pooled"
+    non_negative = True
+
     def __init__(self, channels: int = 3, width: int = 64) -> None:
         super().__init__()
+        at_least(1, width=width)
         self.width = width
         layers: list[nn.Module] = []
         for inputs in (channels, width, width, width):
@@ -22,7 +30,10 @@ class Conv4Pooled(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         return run(self.blocks, images)
 
-    @staticmethod
-    def map_side(image_side: int) -> int:
+    @property
+    def chain(self) -> nn.Sequential:
+        return self.blocks
+
+    def map_side(self, image_side: int) -> int:
         """Side of the feature map for a square image; 0 if the image is too small."""
         return image_side // 16

@@ -1,18 +1,19 @@
 """From images as a file gives them to what a model was trained on."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sosn.errors import UsageError
+from sosn.util.recorded import Recorded
 
 Polarity = Literal["as_is", "inverted"]
 
 
-class Preprocessing(nn.Module):
+class Preprocessing(Recorded, nn.Module):
     """uint8 0–255 or float 0–1 images of any size → standardised floats of the model's own size and channels.
 
     (B, c, h, w) → (B, channels, size, size). Other sizes are resized with antialiasing; colour becomes grey by luma, grey
@@ -28,8 +29,8 @@ class Preprocessing(nn.Module):
 
     def __init__(
         self,
-        channels: int,
-        size: int,
+        channels: int = 3,
+        input_size: int = 84,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         polarity: Polarity = "as_is",
@@ -37,6 +38,7 @@ class Preprocessing(nn.Module):
         detail: int = 0,
     ) -> None:
         super().__init__()
+        size = input_size
         if not 0 <= detail <= size:
             raise UsageError(f"detail is {detail}; it is the side of images that are enlarged to {size}, or 0 for none")
         if channels not in (1, 3):
@@ -58,6 +60,10 @@ class Preprocessing(nn.Module):
             self.register_buffer(name, torch.tensor(values, dtype=torch.get_default_dtype()).view(-1, 1, 1), persistent=False)
         if not (self.std > 0).all():
             raise UsageError(f"std is {self.std.flatten().tolist()}; every value must be above 0")
+
+    def table(self) -> dict[str, Any]:
+        """The options that build it again, as plain values."""
+        return dict(self.arguments)
 
     @property
     def source(self) -> int:

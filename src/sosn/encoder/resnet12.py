@@ -1,19 +1,21 @@
 """ResNet-12, the residual encoder of the few-shot literature, with a reduction to as many features as SoSN compares."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
+from sosn.encoder.base import Encoder
 from sosn.encoder.drop_block import DropBlock
 from sosn.errors import UsageError
 from sosn.kernel.blocks import run, run_residual
+from sosn.util.checks import at_least, one_of
 
 SLOPE = 0.1  # of the leaky ReLU
 STAGES = 4
 DROPPED = 2  # stages, the last ones, after which DropBlock may stand
 
 
-class ResNet12(nn.Module):
+class ResNet12(Encoder):
     """Four residual stages and a 1×1 convolution: TADAM's (Oreshkin et al., NeurIPS 2018), as wide as MetaOptNet's.
 
     A stage has three 3×3 convolutions with batch norm and leaky ReLU 0.1, a 1×1 convolution with batch norm beside them, and
@@ -22,6 +24,9 @@ class ResNet12(nn.Module):
     then reduce the features to width; width=0 leaves them out. drop: the share that DropBlock leaves out after each of the last
     two stages. features="linear" leaves out the last ReLU.
     """
+
+    name: ClassVar[str] = "resnet12"
+    pooled: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -34,13 +39,14 @@ class ResNet12(nn.Module):
     ) -> None:
         super().__init__()
         if pools not in (2, 3, 4):
-            raise UsageError(f"resnet12_pools is {pools}; 2, 3 or 4 of the four stages pool")
-        if first_width < 1:
-            raise UsageError(f"resnet12_width is {first_width}; it must be 1 or more")
+            raise UsageError(f"pools is {pools}; 2, 3 or 4 of the four stages pool")
+        at_least(0, width=width)
+        at_least(1, first_width=first_width)
+        one_of(("relu", "linear"), features=features)
         if not 0 <= drop < 1:
-            raise UsageError(f"resnet12_drop is {drop}; the share that is left out must be 0 or more and below 1")
+            raise UsageError(f"drop is {drop}; the share that is left out must be 0 or more and below 1")
         if width == 0 and features == "linear":
-            raise UsageError("features is 'linear'; with encoder_width=0 nothing follows the stages, which end in a leaky ReLU")
+            raise UsageError("features is 'linear'; with width=0 nothing follows the stages, which end in a leaky ReLU")
         widths = [channels, *(first_width * share // 2 for share in (2, 5, 10, 20))]
         self.pools, self.width = pools, width or widths[-1]
         self.stages = nn.Sequential()
@@ -52,6 +58,7 @@ class ResNet12(nn.Module):
             self.reduce.extend([nn.Conv2d(widths[-1], width, 1, bias=False), nn.BatchNorm2d(width)])
             if features == "relu":
                 self.reduce.append(nn.ReLU())
+        self.non_negative = bool(width) and features == "relu"
 
     def forward(self, images: Tensor) -> Tensor:
         return run(self.reduce, self.stages(images))

@@ -17,9 +17,9 @@ from sosn.checkpoint.storage import shelf
 from sosn.data.bank import Bank
 from sosn.data.sampler import EpisodeSampler
 from sosn.errors import CheckpointError, DataError, UsageError
-from sosn.evaluation.protocol import Encoded, draw_indices, encode_once
+from sosn.evaluation.cache import FeatureCache, cache_features
+from sosn.evaluation.protocol import draw_indices
 from sosn.method.base import Method
-from sosn.util.precision import full
 from sosn.util.seeding import generator
 
 CALIBRATION_FILE = "calibration.json"  # in a run folder
@@ -151,7 +151,7 @@ def measure(
     if not drawn:
         raise DataError(f"{len(bank.names)} {split} classes of {data} are too few, or have too few images, to measure anything")
     with torch.inference_mode():
-        known = encode_once(method, bank, *(rows for both in drawn.values() for own in both for rows in own))
+        known = cache_features(method, bank, *(rows for both in drawn.values() for own in both for rows in own))
     if known is None:
         raise UsageError(
             f"method {method.name!r} cannot be calibrated: it does not encode images one by one, or the images of {episodes} "
@@ -246,14 +246,14 @@ def auroc(high: Tensor, low: Tensor) -> float:
 
 
 @torch.inference_mode()
-def _compare(method: Method, known: Encoded, rows: Rows, query: int) -> tuple[Tensor, Tensor, Tensor]:
+def _compare(method: Method, known: FeatureCache, rows: Rows, query: int) -> tuple[Tensor, Tensor, Tensor]:
     """Logits (E, n, L) of queries of the classes shown, their labels (E, n), and logits (E, m, L) of queries of others."""
     support, queries = rows
     episodes, way, shot = support.shape
     asked = queries.shape[1]
     at_once = max(1, AT_ONCE.get(method.device.type, AT_ONCE["cpu"]) // max(way * asked, way * shot + asked))
     parts = [
-        full(method.compare(*known.look_up(support[first : first + at_once], queries[first : first + at_once])))
+        known.logits(method, support[first : first + at_once], queries[first : first + at_once])
         for first in range(0, episodes, at_once)
     ]
     logits = torch.cat(parts).cpu()

@@ -15,10 +15,12 @@ from sosn.data.dataset import open_bank
 from sosn.data.dataset.lake import read_runs
 from sosn.data.sampler import EpisodeSampler, Within, alphabets, leave_out_small
 from sosn.errors import DataError, SosnWarning, UsageError
-from sosn.evaluation.protocol import Evaluation, evaluate, evaluate_runs
+from sosn.evaluation.protocol import Evaluation, evaluate, evaluate_runs, evaluating
 from sosn.kernel import engine
 from sosn.method.base import Method, Statistics
-from sosn.recipe.recipe import Recipe, data_keys, override, refuse_option
+from sosn.method.test_time import TestTimeAugmentation
+from sosn.recipe.override import override, refuse_option
+from sosn.recipe.recipe import Recipe, data_keys
 from sosn.util.device import check_bf16, resolve_device
 from sosn.util.typed import annotations, check_options, parse
 
@@ -40,6 +42,14 @@ class EvaluationSettings:
     runs: str | None = None  # a folder of Lake et al.'s tasks, in place of episodes that are drawn
     precision: Literal["fp32", "bf16"] = "fp32"
     engine: Literal["auto", "plain"] = "auto"
+    mirror: bool | None = None  # test-time augmentation, where it is not to be the model's own
+    scales: int | None = None
+    turns: int | None = None
+
+    def test_time(self, method: Method) -> TestTimeAugmentation:
+        """The method's test-time augmentation, with what is set here changed."""
+        given = {name: getattr(self, name) for name in annotations(TestTimeAugmentation)}
+        return replace(method.test_time, **{name: value for name, value in given.items() if value is not None})
 
     def __str__(self) -> str:
         if self.runs:
@@ -106,10 +116,11 @@ def evaluate_with(
         check_bf16()
     with engine(settings.engine), torch.autocast(device.type, torch.bfloat16, enabled=half):
         if settings.runs:
-            return evaluate_runs(method.to(device), bank, settings.statistics, progress)
+            with evaluating(method, settings.test_time(method)):
+                return evaluate_runs(method.to(device), bank, settings.statistics, progress)
         return evaluate(
             method.to(device), bank, settings.way, settings.shot, settings.query, settings.episodes, settings.seed,
-            settings.statistics, progress, settings.within,
+            settings.statistics, progress, settings.within, test_time=settings.test_time(method),
         )  # fmt: skip
 
 

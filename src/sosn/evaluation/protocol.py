@@ -3,7 +3,8 @@
 import hashlib
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,19 +15,16 @@ from sosn.data.bank import Bank
 from sosn.data.dataset.lake import run_rows
 from sosn.data.sampler import EpisodeSampler, Within
 from sosn.errors import SosnError, SosnWarning, UsageError
+from sosn.evaluation.cache import cache_features
 from sosn.kernel import enabled
-from sosn.method.base import Method, Statistics
-from sosn.util.memory import keep_freed_memory
-from sosn.util.precision import full
+from sosn.method.base import Method, Statistics, TestTimeSpec
 from sosn.util.seeding import generator
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 BLOCK = 50  # episodes drawn from one key: the first 100 of 600 episodes are the first 100 of 100
-IMAGES = {"cpu": 64, "cuda": 1_024}  # encoded at once
-MEMORY = 4 * 2**30  # bytes that encoded images may take on a CPU
-TIES = 0.05  # a larger share of queries without a single best class is told
+TIES = 0.05  # a warning says so where a larger share of queries has no single best class
 PAIRS = {"cpu": 1_000, "cuda": 8_000}  # support–query pairs scored at once
 
 
@@ -76,6 +74,7 @@ def evaluate(
     progress: Callable[[int, int], None] | None = None,
     within: Within = None,
     fabric: "Fabric | None" = None,
+    test_time: TestTimeSpec = None,
 ) -> Evaluation:
     """Mean accuracy over episodes that depend on the data, the sizes and the seed alone, so every method sees the same.
 
@@ -83,7 +82,8 @@ def evaluate(
     transductive way. progress is called with the episodes done and their number. within="alphabet" takes the classes of each
     episode from one alphabet; within="drawers", its support from one drawer and its queries from another too, after Lake et
     al. There are 600 episodes unless told otherwise; of within="drawers", two of each of ten alphabets. With a fabric of
-    several processes each takes its share of the episodes, and all get the same figures.
+    several processes each takes its share of the episodes, and all get the same figures. test_time: a test-time augmentation
+    in place of the method's own.
     """
     if episodes is not None and episodes < 2:
         raise UsageError(f"episodes is {episodes}; a confidence interval needs 2 or more")
@@ -93,7 +93,8 @@ def evaluate(
         raise UsageError(f"evaluate takes a method and a bank, not {type(method).__name__} and {type(data).__name__}")
     sampler = EpisodeSampler(data, way, shot, query, within)
     rows = draw_indices(sampler, sampler.usual_count if episodes is None else episodes, seed)
-    return _evaluate_rows(method, sampler, *rows, seed, statistics, progress, fabric)
+    with evaluating(method, test_time):
+        return _evaluate_rows(method, sampler, *rows, seed, statistics, progress, fabric)
 
 
 def evaluate_runs(
@@ -110,16 +111,15 @@ def _evaluate_rows(
     progress: Callable[[int, int], None] | None, fabric: "Fabric | None" = None,
 ) -> Evaluation:  # fmt: skip
     """Mean accuracy over the episodes of these rows of the sampler's bank."""
-    keep_freed_memory()
     episodes = len(support)
     if fabric is None or fabric.world_size == 1:
-        judged = _judge(sampler, method, support, queries, statistics, progress)
+        results = _answers(sampler, method, support, queries, statistics, progress)
     else:
-        judged = torch.zeros(episodes, 2, dtype=torch.float64, device=fabric.device)
+        results = torch.zeros(episodes, 2, dtype=torch.float64, device=fabric.device)
         own = slice(fabric.global_rank, None, fabric.world_size)
-        judged[own] = _judge(sampler, method, support[own], queries[own], statistics, progress)
-        judged = cast(Tensor, fabric.all_reduce(judged, reduce_op="sum"))  # an episode is one process's, the others add 0
-    accuracies, tied = judged.cpu().unbind(1)
+        results[own] = _answers(sampler, method, support[own], queries[own], statistics, progress)
+        results = cast(Tensor, fabric.all_reduce(results, reduce_op="sum"))  # an episode is one process's, the others add 0
+    accuracies, tied = results.cpu().unbind(1)
     mean, half = mean_ci95(accuracies)
     ties = tied.mean().item()
     if ties > TIES:
@@ -134,7 +134,7 @@ def _evaluate_rows(
     return Evaluation(mean, half, *sizes, statistics, seed, tuple(accuracies.tolist()), fingerprint, ties)
 
 
-def _judge(
+def _answers(
     sampler: EpisodeSampler, method: Method, support: Tensor, queries: Tensor, statistics: Statistics,
     progress: Callable[[int, int], None] | None,
 ) -> Tensor:  # fmt: skip
@@ -143,73 +143,41 @@ def _judge(
     if not episodes:  # of a process whose share is none
         return torch.zeros(0, 2, dtype=torch.float64, device=method.device)
     at_once = max(1, PAIRS.get(method.device.type, 1_000) // (sampler.way**2 * sampler.query))
-    modes = {module: module.training for module in method.modules()}
-    method.eval()
     parts = []
-    try:
-        with torch.inference_mode():
-            known, join = None, method.compare
-            if statistics == "running" and enabled():
-                if sampler.shot == 1:
-                    known, join = encode_once(method, sampler.bank, support, queries, single=True), method.compare_images
-                if known is None:
-                    known, join = encode_once(method, sampler.bank, support, queries), method.compare
-            for first in range(0, episodes, at_once):
-                rows = slice(first, first + at_once)
-                labels = sampler.labels.expand(len(support[rows]), -1).to(method.device)
-                if known is None:
-                    logits = method.unsquashed(sampler.episode(support[rows], queries[rows]).to(method.device), statistics)
-                else:
-                    logits = full(join(*known.look_up(support[rows], queries[rows])))
-                if not torch.isfinite(logits).all():
-                    raise SosnError("scores are not finite: the weights or the images hold NaN or infinite values")
-                highest, answers = logits.max(-1)
-                tied = (logits == highest.unsqueeze(-1)).sum(-1) > 1
-                parts.append(torch.stack(((answers == labels).double().mean(1), tied.double().mean(1)), 1))
-                if progress:
-                    progress(min(first + at_once, episodes), episodes)
-    finally:
-        for module, training in modes.items():
-            module.training = training
+    with evaluating(method), torch.inference_mode():
+        cache = None
+        if statistics == "running" and enabled():
+            cache = cache_features(method, sampler.bank, support, queries, one_shot=sampler.shot == 1)
+        for first in range(0, episodes, at_once):
+            rows = slice(first, first + at_once)
+            labels = sampler.labels.expand(len(support[rows]), -1).to(method.device)
+            if cache is None:
+                logits = method.logits(sampler.episode(support[rows], queries[rows]).to(method.device), statistics)
+            else:
+                logits = cache.logits(method, support[rows], queries[rows])
+            if not torch.isfinite(logits).all():
+                raise SosnError("scores are not finite: the weights or the images hold NaN or infinite values")
+            highest, answers = logits.max(-1)
+            tied = (logits == highest.unsqueeze(-1)).sum(-1) > 1
+            parts.append(torch.stack(((answers == labels).double().mean(1), tied.double().mean(1)), 1))
+            if progress:
+                progress(min(first + at_once, episodes), episodes)
     return torch.cat(parts)
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """What a method knows of each image that the episodes use."""
-
-    rows: Tensor  # of the bank, sorted
-    features: Tensor
-
-    def look_up(self, *wanted: Tensor) -> list[Tensor]:
-        places = [torch.searchsorted(self.rows, rows.to(self.rows.device).contiguous()) for rows in wanted]
-        return [self.features[place.to(self.features.device)] for place in places]
-
-
-def encode_once(method: Method, data: Bank, *wanted: Tensor, single: bool = False) -> Encoded | None:
-    """Encode every image of the episodes once; None if the method cannot, or if it would take too much memory.
-
-    single: what compare_images needs, where each class has one shot, in place of what compare needs.
-    """
-    encode = method.describe_images if single else method.encode
-    rows = torch.cat([part.flatten() for part in wanted]).unique()
-    at_once = IMAGES.get(method.device.type, 64)
-    first = encode(data.images[rows[:at_once].to(data.device)].to(method.device))
-    if first is None or first[0].nbytes * len(rows) > _memory(method.device):
-        return None
-    features = first.new_empty(len(rows), *first.shape[1:])
-    features[:at_once] = first
-    for start in range(at_once, len(rows), at_once):
-        part = rows[start : start + at_once]
-        encoded = encode(data.images[part.to(data.device)].to(method.device))
-        assert encoded is not None
-        features[start : start + at_once] = encoded
-    return Encoded(rows, features)
-
-
-def _memory(device: torch.device) -> int:
-    """Bytes that encoded images may take; where it is not enough, each episode encodes its own."""
-    return torch.cuda.get_device_properties(device).total_memory // 4 if device.type == "cuda" else MEMORY
+@contextmanager
+def evaluating(method: Method, test_time: TestTimeSpec = None) -> Iterator[None]:
+    """The method in evaluation mode, with another test-time augmentation if one is given; afterwards as it was before."""
+    modes, before = {module: module.training for module in method.modules()}, method.test_time
+    if test_time is not None:
+        method.use_test_time(test_time)
+    method.eval()
+    try:
+        yield
+    finally:
+        method.test_time = before
+        for module, training in modes.items():
+            module.training = training
 
 
 def draw_indices(sampler: EpisodeSampler, episodes: int, seed: int) -> tuple[Tensor, Tensor]:

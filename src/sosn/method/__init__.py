@@ -1,7 +1,9 @@
 """Few-shot methods by name. Each takes an Episode and gives scores E×Q×L."""
 
+from typing import Any, TypeVar
+
 from sosn.errors import UsageError
-from sosn.method.base import Method
+from sosn.method.base import SHARED, Method
 from sosn.method.baseline import Baseline, BaselinePlusPlus
 from sosn.method.covamnet import CovaMNet
 from sosn.method.deep_bdc import DeepBDC
@@ -14,8 +16,8 @@ from sosn.method.prototypical import PrototypicalNet
 from sosn.method.relation_net import RelationNet
 from sosn.method.siamese import SiameseNet
 from sosn.method.sosn import SoSN
-from sosn.method.timm_prototype import TimmPrototype
 from sosn.util.spelling import nearest
+from sosn.util.typed import annotations
 
 METHODS: dict[str, type[Method]] = {
     method.name: method
@@ -24,17 +26,30 @@ METHODS: dict[str, type[Method]] = {
         NearestPrototype, DeepBDC, CovaMNet, MetaLSTM,
     )
 }  # fmt: skip
-FROZEN: dict[str, type[Method]] = {TimmPrototype.name: TimmPrototype}  # used as they come: no recipe trains them
+M = TypeVar("M", bound=type[Method])
+
+
+def register_method(kind: M) -> M:
+    """Make a method known by its name, for recipes and saved models; a decorator of its class."""
+    if not getattr(kind, "name", ""):
+        raise UsageError(f"{kind.__name__} has no name: give the class a name, as in name = 'my_method'")
+    METHODS[kind.name] = kind
+    return kind
 
 
 def method_class(name: str) -> type[Method]:
+    """The method of this name."""
     if name not in METHODS:
         raise UsageError(f"there is no method {name!r}{nearest(name, METHODS)}; there are {', '.join(METHODS)}")
     return METHODS[name]
 
 
+def method_options(name: str) -> dict[str, Any]:
+    """Options of a method and their types, without those that all methods share."""
+    return annotations(method_class(name), without=SHARED)
+
+
 __all__ = [
-    "FROZEN",
     "MAML",
     "METHODS",
     "Baseline",
@@ -50,6 +65,7 @@ __all__ = [
     "RelationNet",
     "SiameseNet",
     "SoSN",
-    "TimmPrototype",
     "method_class",
+    "method_options",
+    "register_method",
 ]

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sosn.encoder import Encoder, ResNet12
+from sosn.encoder import Encoder
 from sosn.episode import Episode
 from sosn.errors import UsageError
 from sosn.util.precision import full
@@ -24,9 +24,12 @@ DENSE = 8  # tasks up to which a GPU is given one convolution with zeros between
 
 def chain(encoder: Encoder) -> nn.Sequential:
     """The blocks of an encoder whose weights can be other ones for each task. Refuses one that is no chain of blocks."""
-    if isinstance(encoder, ResNet12):
-        raise UsageError("encoder is 'resnet12'; a method that adapts its encoder to each task takes conv4 or conv4_pooled")
-    return encoder.blocks
+    if encoder.chain is None:
+        raise UsageError(
+            f"encoder is {encoder.name or 'a module'!r}; a method that adapts its encoder to each task takes conv4 or "
+            "conv4_pooled, which are chains of blocks"
+        )
+    return encoder.chain
 
 
 @contextmanager

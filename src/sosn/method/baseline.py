@@ -1,22 +1,21 @@
 """Baseline and Baseline++: an ordinary classifier, and a new head for new classes."""
 
-from collections.abc import Sequence
-from typing import ClassVar, Literal, cast, get_args
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Unpack, cast, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sosn.encoder import EncoderName, ResNet12
-from sosn.encoder.preprocessing import Polarity
 from sosn.episode import Episode, check_episode
 from sosn.errors import UsageError
-from sosn.method.base import LossName, above_zero, at_least, class_numbers, constructor_arguments
+from sosn.method.base import LossName, Shared
 from sosn.method.distance import nearness
 from sosn.method.encoded import SoftmaxMethod
 from sosn.power_norm import PowerNorm
 from sosn.relation import Relation
 from sosn.second_order import upper_triangle
+from sosn.util.checks import above_zero, at_least, one_of
 from sosn.util.precision import full, full_precision
 
 FeaturesName = Literal["auto", "flat", "mean", "second_order"]
@@ -39,19 +38,12 @@ class Baseline(SoftmaxMethod):
     """
 
     name: ClassVar[str] = "baseline"
+    usual_encoder: ClassVar[Mapping[str, Any] | None] = {"name": "conv4_pooled"}
     capturable: ClassVar[bool] = True
     adapts = True
 
     def __init__(
         self,
-        channels: int = 3,
-        input_size: int = 84,
-        encoder: EncoderName = "conv4_pooled",
-        encoder_width: int = 64,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        polarity: Polarity = "as_is",
-        mean_image: bool = False,
         classes: int = 64,
         adapt_steps: int = 100,
         adapt_rate: float = 0.01,
@@ -61,22 +53,15 @@ class Baseline(SoftmaxMethod):
         eta: float = 100.0,
         shift: float = 0.0,
         standard_scores: bool = False,
-        conv4_pools: int = 2,
-        conv4_blocks: int = 4,
-        resnet12_width: int = 64,
-        resnet12_pools: int = 3,
-        resnet12_drop: float = 0.0,
+        **shared: Unpack[Shared],
     ) -> None:
-        super().__init__(constructor_arguments(locals()))
-        self._describe_by(features, head, eta, shift, standard_scores)
-        self._fit_by(classes, adapt_steps, adapt_rate, adapt_decay)
-        self.classifier = nn.Linear(self.features, classes)
-
-    def _describe_by(self, features: FeaturesName, head: HeadName, eta: float, shift: float, standard_scores: bool) -> None:
-        for name, value, known in (("features", features, FeaturesName), ("head", head, HeadName)):
-            if value not in get_args(known):
-                raise UsageError(f"{name} is {value!r}; choose one of {', '.join(get_args(known))}")
-        usual = "mean" if isinstance(self.encoder, ResNet12) else "flat"
+        super().__init__(**shared)
+        one_of(get_args(FeaturesName), features=features)
+        one_of(get_args(HeadName), head=head)
+        at_least(2, classes=classes)
+        at_least(0, adapt_steps=adapt_steps)
+        above_zero(adapt_rate=adapt_rate)
+        usual = "mean" if self.encoder.pooled else "flat"
         self.described_by = usual if features == "auto" else features
         self.relation = Relation("average", PowerNorm("sigme", eta), shift)
         width = self.encoder.width
@@ -85,18 +70,21 @@ class Baseline(SoftmaxMethod):
         self.standardise = nn.BatchNorm1d(self.features, affine=False) if standard_scores else None
         self.nearest = head == "nearest"
         self.adapts = not self.nearest
+        self.steps, self.rate, self.decay = adapt_steps, adapt_rate, adapt_decay
+        self.classifier = self._new_classifier(classes)
 
-    def _fit_by(self, classes: int, steps: int, rate: float, decay: float) -> None:
-        at_least(2, classes=classes)
-        at_least(0, adapt_steps=steps)
-        above_zero(adapt_rate=rate)
-        self.steps, self.rate, self.decay = steps, rate, decay
+    def _new_classifier(self, classes: int) -> nn.Linear:
+        return nn.Linear(self.features, classes)
 
     def classify(self, vectors: Tensor) -> Tensor:
         """Logits of the training classes: (B, D) → (B, classes)."""
         return cast(Tensor, self.classifier(vectors))
 
-    def describe(self, maps: Tensor) -> Tensor:
+    def describe(self, shots: Tensor) -> Tensor:
+        """A vector of each shot, standardised if asked for: (…, Z, K, h, w) → (…, Z, D)."""
+        return self.standardised(full(self.vectors(shots)))
+
+    def vectors(self, maps: Tensor) -> Tensor:
         """What is classified of feature maps: (…, K, h, w) → (…, D)."""
         if self.described_by == "mean":
             return full(maps).mean((-2, -1))
@@ -116,18 +104,18 @@ class Baseline(SoftmaxMethod):
         """Logits of a new linear head fitted to support vectors (E, L, Z, D), for query vectors (E, Q, D)."""
         return linear_head(support, query, self.steps, self.rate, self.decay)
 
-    def compare(self, support: Tensor, query: Tensor) -> Tensor:
-        support, query = (self.standardised(full(self.describe(maps))) for maps in (support.detach(), query))
+    def compare(self, classes: Tensor, queries: Tensor) -> Tensor:
+        classes, queries = classes.detach(), queries.squeeze(2)
         if self.nearest:
-            return NEAREST_SCALE * nearness(query, support.mean(2), "cosine")
-        return self.head(support, query)
+            return NEAREST_SCALE * nearness(queries, classes.mean(2), "cosine")
+        return self.head(classes, queries)
 
     def loss(self, episode: Episode, name: LossName = "cross_entropy") -> Tensor:
         """Cross-entropy over all training classes, of every image of the episode, support and query alike."""
         check_episode(episode, "a loss")
         if name != "cross_entropy":
             raise UsageError(f"loss is {name!r}; method {self.name!r} is a classifier: set loss=cross_entropy")
-        support, query = (self.describe(maps) for maps in self.maps(episode))
+        support, query = (self.vectors(maps) for maps in self._episode_features(episode))
         truth = class_numbers(episode, self.classifier.out_features, f"method {self.name!r}")
         vectors = self.standardised(torch.cat((support.flatten(0, 2), query.flatten(0, 1))))
         logits = full(self.classify(vectors))
@@ -143,38 +131,13 @@ class BaselinePlusPlus(Baseline):
 
     name: ClassVar[str] = "baseline++"
 
-    def __init__(
-        self,
-        channels: int = 3,
-        input_size: int = 84,
-        encoder: EncoderName = "conv4_pooled",
-        encoder_width: int = 64,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        polarity: Polarity = "as_is",
-        mean_image: bool = False,
-        classes: int = 64,
-        scale: float = 10.0,
-        adapt_steps: int = 100,
-        adapt_rate: float = 0.01,
-        adapt_decay: float = 0.001,
-        features: FeaturesName = "auto",
-        head: HeadName = "fitted",
-        eta: float = 100.0,
-        shift: float = 0.0,
-        standard_scores: bool = False,
-        conv4_pools: int = 2,
-        conv4_blocks: int = 4,
-        resnet12_width: int = 64,
-        resnet12_pools: int = 3,
-        resnet12_drop: float = 0.0,
-    ) -> None:
-        SoftmaxMethod.__init__(self, constructor_arguments(locals()))
-        self._describe_by(features, head, eta, shift, standard_scores)
-        self._fit_by(classes, adapt_steps, adapt_rate, adapt_decay)
+    def __init__(self, scale: float = 10.0, **options: Any) -> None:
+        super().__init__(**options)
         above_zero(scale=scale)
         self.scale = scale
-        self.classifier = nn.Linear(self.features, classes, bias=False)
+
+    def _new_classifier(self, classes: int) -> nn.Linear:
+        return nn.Linear(self.features, classes, bias=False)
 
     def classify(self, vectors: Tensor) -> Tensor:
         return self.scale * F.normalize(full(vectors), dim=-1) @ F.normalize(self.classifier.weight, dim=-1).mT
@@ -212,6 +175,17 @@ def cosine_head(support: Tensor, query: Tensor, steps: int, rate: float, decay: 
         along = (error * cosines).sum(1).unsqueeze(-1) * direction  # what a change of length would do, and does not
         weight = weight - rate * ((error.mT @ images - along) / length + decay * weight)
     return scale * F.normalize(query, dim=-1) @ F.normalize(weight, dim=-1).mT
+
+
+def class_numbers(episode: Episode, classes: int, name: str) -> Tensor:
+    """What every image of an episode is among the training classes, support images first: (E·L·Z + E·Q,)."""
+    if episode.labels is None or episode.classes is None:
+        raise UsageError(f"{name} trains on labels and class numbers, which EpisodeSampler gives: both are needed")
+    shown = episode.classes.unsqueeze(-1).expand(episode.support.shape[:3]).flatten()
+    truth = torch.cat((shown, episode.classes.gather(1, episode.labels.long()).flatten()))
+    if truth.device.type == "cpu" and int(truth.max()) >= classes:  # elsewhere looking would stall
+        raise UsageError(f"class number {int(truth.max())} among {classes} classes: leave classes to the data")
+    return truth
 
 
 def _flat(support: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,14 +1,11 @@
 """CovaMNet: a class is the covariance of its local features."""
 
-from collections.abc import Sequence
-from typing import ClassVar, cast
+from typing import ClassVar, Unpack, cast
 
 from torch import Tensor, nn
 
-from sosn.encoder import EncoderName
-from sosn.encoder.preprocessing import Polarity
 from sosn.errors import UsageError
-from sosn.method.base import constructor_arguments
+from sosn.method.base import Shared
 from sosn.method.encoded import SoftmaxMethod
 from sosn.util.precision import full, full_precision
 
@@ -25,25 +22,18 @@ class CovaMNet(SoftmaxMethod):
     capturable: ClassVar[bool] = True
     classes_apart: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        channels: int = 3,
-        input_size: int = 84,
-        encoder: EncoderName = "conv4",
-        encoder_width: int = 64,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        polarity: Polarity = "as_is",
-        mean_image: bool = False,
-    ) -> None:
-        super().__init__(constructor_arguments(locals()))
+    def __init__(self, **shared: Unpack[Shared]) -> None:
+        super().__init__(**shared)
         if self.map_side < 2:
             raise UsageError(f"covamnet needs maps of 2 positions a side, not {self.map_side}: use larger images or conv4")
         self.positions = nn.Linear(self.map_side**2, 1, bias=False)
 
-    def compare(self, support: Tensor, query: Tensor) -> Tensor:
-        local = support.flatten(-2).movedim(2, 3).flatten(3)  # (E, L, K, Z·N)
-        similarities = covariance_metric(query.flatten(-2), covariance(local))
+    def describe(self, shots: Tensor) -> Tensor:
+        """All local features of the shots: (…, Z, K, h, w) → (…, K, Z·N)."""
+        return shots.flatten(-2).movedim(-3, -2).flatten(-2)
+
+    def compare(self, classes: Tensor, queries: Tensor) -> Tensor:
+        similarities = covariance_metric(queries, covariance(classes))
         return full(cast(Tensor, self.positions(similarities))).squeeze(-1)
 
 

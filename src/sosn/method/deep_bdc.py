@@ -1,16 +1,13 @@
 """DeepBDC: images as Brownian distance covariance matrices."""
 
 import math
-from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from sosn.encoder import EncoderName
-from sosn.encoder.preprocessing import Polarity
-from sosn.method.base import constructor_arguments
-from sosn.method.distance import nearness
+from sosn.method.base import Shared
+from sosn.method.distance import MetricName, nearness
 from sosn.method.encoded import SoftmaxMethod
 from sosn.second_order import upper_triangle
 from sosn.util.precision import full_precision
@@ -29,23 +26,17 @@ class DeepBDC(SoftmaxMethod):
     name: ClassVar[str] = "deep_bdc"
     capturable: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        channels: int = 3,
-        input_size: int = 84,
-        encoder: EncoderName = "conv4",
-        encoder_width: int = 64,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        polarity: Polarity = "as_is",
-        mean_image: bool = False,
-    ) -> None:
-        super().__init__(constructor_arguments(locals()))
+    def __init__(self, **shared: Unpack[Shared]) -> None:
+        super().__init__(**shared)
         self.log_scale = nn.Parameter(torch.tensor(-math.log(2.0 * self.map_side**2)))
 
-    def compare(self, support: Tensor, query: Tensor) -> Tensor:
-        support, query = (upper_triangle(bdc(maps.flatten(-2), self.log_scale)) for maps in (support, query))
-        return nearness(query, support.mean(2), "inner" if support.shape[2] == 1 else "euclidean")
+    def describe(self, shots: Tensor) -> Tensor:
+        """The BDC matrix of each shot, as a vector: (…, Z, K, h, w) → (…, Z, D)."""
+        return upper_triangle(bdc(shots.flatten(-2), self.log_scale))
+
+    def compare(self, classes: Tensor, queries: Tensor) -> Tensor:
+        metric: MetricName = "inner" if classes.shape[2] == 1 else "euclidean"
+        return nearness(queries.squeeze(2), classes.mean(2), metric)
 
 
 @full_precision

@@ -1,52 +1,81 @@
 """What methods share whose images all go through one encoder first."""
 
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from sosn.encoder import ENCODER_EXTRAS, build_encoder
-from sosn.encoder.preprocessing import Preprocessing
+from sosn.encoder import EncoderSpec, build_encoder
 from sosn.episode import Episode
-from sosn.method.base import Method, encode_together
+from sosn.method.base import Method, PreprocessingSpec, TestTimeSpec
 from sosn.method.initialisation import initialise
 
 
 class EncodedMethod(Method):
-    """A method that looks at feature maps.
+    """A method that looks at the feature maps of an encoder.
 
-    Its constructor takes channels, input_size, encoder, encoder_width, mean, std, polarity and mean_image among others,
-    some also the options of encoders, and hands all its arguments over as config. The encoder starts as SoSN's does; what a
-    method adds to it, as PyTorch has it.
+    encoder: a name, a table with a name and options, or any module that maps images to feature maps; a module is used as it
+    comes, others start as SoSN's encoder does. preprocessing: a Preprocessing or a table of its options.
     """
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__()
-        self.config = config
-        channels, size = config["channels"], config["input_size"]
-        standardised = (config["mean"], config["std"], config["polarity"], config["mean_image"])
-        self.preprocessing = Preprocessing(channels, size, *standardised)
-        options = {name: config[name] for name in ENCODER_EXTRAS if name in config}
-        self.encoder = build_encoder(config["encoder"], channels, config["encoder_width"], size, **options)
+    usual_encoder: ClassVar[Mapping[str, Any] | None] = {"name": "conv4"}
+    starts_whole: ClassVar[bool] = False  # whether its constructor initialises the encoder together with the rest
+
+    def __init__(
+        self,
+        channels: int = 3,
+        input_size: int = 84,
+        encoder: EncoderSpec = "",
+        preprocessing: PreprocessingSpec = None,
+        test_time: TestTimeSpec = None,
+    ) -> None:
+        super().__init__(channels, input_size, preprocessing, test_time)
+        size = self.preprocessing.size
+        self.encoder = build_encoder(encoder or self.usual_encoder or "conv4", self.preprocessing.channels, size)
         self.map_side = self.encoder.map_side(size)
         self.features = self.encoder.width * self.map_side**2  # numbers that describe an image
-        initialise(self.encoder)
-        self.encoder.to(memory_format=torch.channels_last)
+        self.owns_encoder = not isinstance(encoder, nn.Module)
+        if self.owns_encoder:
+            if not self.starts_whole:
+                initialise(self.encoder)
+            self.encoder.to(memory_format=torch.channels_last)
 
-    def logits(self, episode: Episode, separately: bool = False) -> Tensor:
-        return self.compare(*self.maps(episode, separately))
+    @property
+    def config(self) -> dict[str, Any]:
+        return super().config | {"encoder": self.encoder.table()}
 
-    def encode(self, images: Tensor) -> Tensor | None:
+    def encode(self, images: Tensor) -> Tensor:
         """Feature maps (B, K, h, w) of images."""
-        return cast(Tensor, self.encoder(self.preprocessing(images, self.dtype)))
+        return self._features(self.preprocessing(images, self.dtype))
 
-    def maps(self, episode: Episode, separately: bool = False) -> tuple[Tensor, Tensor]:
-        """Feature maps of an episode, which compare takes: support (E, L, Z, K, h, w), query (E, Q, K, h, w)."""
-        support, query = self.images(episode)
-        support, query = encode_together(self.encoder, support, query, separately)
+    def _features(self, images: Tensor) -> Tensor:
+        """Features of preprocessed images; in evaluation those of all their copies, joined."""
+        if self.training or not self.test_time:
+            return self._encode(images)
+        return self.join([self._encode(copy) for copy in self.test_time.copies(images)])
+
+    def _encode(self, images: Tensor) -> Tensor:
+        maps: Tensor = self.encoder(images)
+        return maps
+
+    def _logits(self, episode: Episode, separately: bool) -> Tensor:
+        return self.compare_features(*self._episode_features(episode, separately))
+
+    def _episode_features(self, episode: Episode, separately: bool = False) -> tuple[Tensor, Tensor]:
+        """Features of an episode's images: support (E, L, Z, …), query (E, Q, …).
+
+        All pass the encoder as one batch, so that batch norm sees one population, or separately as two.
+        """
+        support, query = self._images(episode)
+        if separately:
+            support, query = self._features(support), self._features(query)
+        else:
+            both = self._features(torch.cat((support, query)))
+            support, query = both[: len(support)], both[len(support) :]
         return support.unflatten(0, episode.support.shape[:3]), query.unflatten(0, episode.query.shape[:2])
 
-    def images(self, episode: Episode) -> tuple[Tensor, Tensor]:
+    def _images(self, episode: Episode) -> tuple[Tensor, Tensor]:
         """Images as the encoder takes them: support (E·L·Z, C, H, W), query (E·Q, C, H, W)."""
         support = self.preprocessing(episode.support.flatten(0, 2), self.dtype)
         return support, self.preprocessing(episode.query.flatten(0, 1), self.dtype)

@@ -1,12 +1,10 @@
 """MAML: weights from which a few steps of gradient descent solve a new task."""
 
-from collections.abc import Sequence
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Unpack
 
 from torch import Tensor, nn
 
-from sosn.encoder import EncoderName
-from sosn.encoder.preprocessing import Polarity
 from sosn.episode import Episode
 from sosn.errors import UsageError
 from sosn.method.adaptation import (
@@ -21,8 +19,9 @@ from sosn.method.adaptation import (
     support_classes,
     task_losses,
 )
-from sosn.method.base import above_zero, at_least, constructor_arguments
+from sosn.method.base import Shared
 from sosn.method.encoded import SoftmaxMethod
+from sosn.util.checks import above_zero, at_least, one_of
 
 
 class MAML(SoftmaxMethod):
@@ -41,41 +40,35 @@ class MAML(SoftmaxMethod):
     """
 
     name: ClassVar[str] = "maml"
+    usual_encoder: ClassVar[Mapping[str, Any] | None] = {"name": "conv4_pooled"}
     capturable: ClassVar[bool] = True
     adapts = True
 
     def __init__(
         self,
-        channels: int = 3,
-        input_size: int = 84,
-        encoder: EncoderName = "conv4_pooled",
-        encoder_width: int = 64,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        polarity: Polarity = "as_is",
-        mean_image: bool = False,
         outputs: int = 5,
         head: Literal["learned", "shared"] = "learned",
         inner_steps: int = 5,
         test_steps: int = 10,
         inner_rate: float = 0.01,
         first_order: bool = False,
+        **shared: Unpack[Shared],
     ) -> None:
-        super().__init__(constructor_arguments(locals()))
+        super().__init__(**shared)
         at_least(2, outputs=outputs)
         at_least(0, inner_steps=inner_steps, test_steps=test_steps)
         above_zero(inner_rate=inner_rate)
-        if head not in ("learned", "shared"):
-            raise UsageError(f"head is {head!r}; choose learned or shared")
+        one_of(("learned", "shared"), head=head)
         self.shared, self.outputs, self.first_order = head == "shared", outputs, first_order
         self.inner_steps, self.test_steps, self.rate = inner_steps, test_steps, inner_rate
         chain(self.encoder)  # refused before anything is trained
         self.head = nn.Linear(self.features, 1 if self.shared else outputs)
 
-    def encode(self, images: Tensor) -> Tensor | None:
-        return None  # what it sees in an image depends on the task
+    @property
+    def describes_images(self) -> bool:
+        return False  # what it sees in an image depends on the task
 
-    def logits(self, episode: Episode, separately: bool = False) -> Tensor:
+    def _logits(self, episode: Episode, separately: bool) -> Tensor:
         if not self.shared and episode.way != self.outputs:
             raise UsageError(
                 f"the episode has {episode.way} classes and MAML's head {self.outputs} outputs: train with "
@@ -88,7 +81,7 @@ class MAML(SoftmaxMethod):
             weights |= {name: row.expand(-1, episode.way, *row.shape[2:]) for name, row in rows.items()}
         truth = support_classes(episode, self.device)
         steps = self.inner_steps if self.training else self.test_steps
-        images = self.images(episode)
+        images = self._images(episode)
         with descending():
             support, query = (side_by_side(one, len(episode)) for one in images)
 

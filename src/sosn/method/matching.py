@@ -1,13 +1,11 @@
 """Matching Net: a query's label is a mixture of the labels of the support images it attends to."""
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from sosn.encoder import EncoderName
-from sosn.encoder.preprocessing import Polarity
 from sosn.episode import Episode
 from sosn.errors import UsageError
 from sosn.method.adaptation import (
@@ -23,9 +21,10 @@ from sosn.method.adaptation import (
     task_losses,
     vectors,
 )
-from sosn.method.base import above_zero, at_least, constructor_arguments
+from sosn.method.base import Shared
 from sosn.method.distance import nearness
 from sosn.method.encoded import SoftmaxMethod
+from sosn.util.checks import above_zero, at_least
 from sosn.util.precision import full
 
 
@@ -41,25 +40,19 @@ class MatchingNet(SoftmaxMethod):
     """
 
     name: ClassVar[str] = "matching"
+    usual_encoder: ClassVar[Mapping[str, Any] | None] = {"name": "conv4_pooled"}
     capturable: ClassVar[bool] = True
 
     def __init__(
         self,
-        channels: int = 3,
-        input_size: int = 84,
-        encoder: EncoderName = "conv4_pooled",
-        encoder_width: int = 64,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        polarity: Polarity = "as_is",
-        mean_image: bool = False,
         scale: float = 1.0,
         full_context: bool = False,
         context_steps: int = 5,
         fine_tune_steps: int = 0,
         fine_tune_rate: float = 0.01,
+        **shared: Unpack[Shared],
     ) -> None:
-        super().__init__(constructor_arguments(locals()))
+        super().__init__(**shared)
         if full_context and fine_tune_steps:
             raise UsageError("full_context and fine_tune_steps exclude one another: set fine_tune_steps=0")
         at_least(1, context_steps=context_steps)
@@ -71,19 +64,24 @@ class MatchingNet(SoftmaxMethod):
         self.context = FullContext(self.features, context_steps) if full_context else None
         self.adapts = fine_tune_steps > 0
 
-    def logits(self, episode: Episode, separately: bool = False) -> Tensor:
+    @property
+    def describes_images(self) -> bool:
+        return not self.fine_tune_steps
+
+    def _logits(self, episode: Episode, separately: bool) -> Tensor:
         if self.fine_tune_steps and not self.training:
             return self._fine_tuned(episode)
-        return super().logits(episode, separately)
+        return super()._logits(episode, separately)
 
-    def encode(self, images: Tensor) -> Tensor | None:
-        return None if self.fine_tune_steps else super().encode(images)
+    def describe(self, shots: Tensor) -> Tensor:
+        """Each shot as a vector: (…, Z, K, h, w) → (…, Z, D)."""
+        return shots.flatten(-3)
 
-    def compare(self, support: Tensor, query: Tensor) -> Tensor:
-        support, query = support.flatten(-3), query.flatten(-3)
+    def compare(self, classes: Tensor, queries: Tensor) -> Tensor:
+        queries = queries.squeeze(2)
         if self.context is not None:
-            support, query = self.context(support, query)
-        return self.attend(full(support), full(query))
+            classes, queries = self.context(classes, queries)
+        return self.attend(full(classes), full(queries))
 
     def attend(self, support: Tensor, query: Tensor) -> Tensor:
         """log Σ exp(scale·cosine) over the shots of each class: (E, L, Z, D) and (E, Q, D) → (E, Q, L).
@@ -108,7 +106,7 @@ class MatchingNet(SoftmaxMethod):
             shown = embed(weights, support)
             return task_losses(self.attend(shown.unflatten(1, (way, shot)), shown), truth)
 
-        images = self.images(episode)
+        images = self._images(episode)
         with descending():
             moments = running_moments(blocks, len(episode))
             support, query = (side_by_side(one, len(episode)) for one in images)

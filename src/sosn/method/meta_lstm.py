@@ -1,14 +1,12 @@
 """Meta-Learner LSTM: an LSTM that learns how to change the weights of a classifier."""
 
 import math
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from sosn.encoder import EncoderName
-from sosn.encoder.preprocessing import Polarity
 from sosn.episode import Episode
 from sosn.errors import UsageError
 from sosn.method.adaptation import (
@@ -22,8 +20,9 @@ from sosn.method.adaptation import (
     support_classes,
     task_losses,
 )
-from sosn.method.base import at_least, constructor_arguments
+from sosn.method.base import Shared
 from sosn.method.encoded import SoftmaxMethod
+from sosn.util.checks import at_least
 from sosn.util.precision import full, full_precision
 
 RANGE = 10.0  # p of the scaling of gradients and losses: exponents down to −p are told apart
@@ -43,25 +42,19 @@ class MetaLSTM(SoftmaxMethod):
     """
 
     name: ClassVar[str] = "meta_lstm"
+    usual_encoder: ClassVar[Mapping[str, Any] | None] = {"name": "conv4_pooled", "width": 32}
     capturable: ClassVar[bool] = True
     adapts = True
 
     def __init__(
         self,
-        channels: int = 3,
-        input_size: int = 84,
-        encoder: EncoderName = "conv4_pooled",
-        encoder_width: int = 32,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        polarity: Polarity = "as_is",
-        mean_image: bool = False,
         outputs: int = 5,
         hidden: int = 20,
         inner_steps: int = 5,
         initial_rate: float = 0.01,
+        **shared: Unpack[Shared],
     ) -> None:
-        super().__init__(constructor_arguments(locals()))
+        super().__init__(**shared)
         at_least(2, outputs=outputs)
         at_least(1, hidden=hidden)
         at_least(0, inner_steps=inner_steps)
@@ -76,10 +69,11 @@ class MetaLSTM(SoftmaxMethod):
             nn.init.uniform_(gate.weight, -0.01, 0.01)  # at first nearly plain descent
             nn.init.constant_(gate.bias, bias)
 
-    def encode(self, images: Tensor) -> Tensor | None:
-        return None  # what it sees in an image depends on the task
+    @property
+    def describes_images(self) -> bool:
+        return False  # what it sees in an image depends on the task
 
-    def logits(self, episode: Episode, separately: bool = False) -> Tensor:
+    def _logits(self, episode: Episode, separately: bool) -> Tensor:
         if episode.way != self.outputs:
             raise UsageError(
                 f"the episode has {episode.way} classes and the classifier {self.outputs} outputs: train with "
@@ -93,7 +87,7 @@ class MetaLSTM(SoftmaxMethod):
             parts = theta.split([weight[0].numel() for weight in first.values()], 1)
             return {name: part.reshape(weight.shape) for (name, weight), part in zip(first.items(), parts, strict=True)}
 
-        images = self.images(episode)
+        images = self._images(episode)
         with descending():
             support, query = (side_by_side(one, len(episode)) for one in images)
             theta = torch.cat([weight.flatten(1) for weight in first.values()], 1)  # (E, P)

@@ -1,23 +1,20 @@
 """Nearest prototype on feature maps or on their power-normalised second-order matrices: SoSN without its similarity net."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, Unpack, get_args
 
+import torch
 from torch import Tensor
 
-from sosn.encoder import ENCODER_EXTRAS, Conv4, Conv4Pooled, EncoderName, ResNet12
-from sosn.encoder.preprocessing import Polarity
 from sosn.errors import UsageError
-from sosn.method.base import Method, above_zero, batch_norms, constructor_arguments
+from sosn.method.base import Method, Shared, batch_norms
 from sosn.method.distance import MetricName, check_metric, nearness
-from sosn.method.encoded import SoftmaxMethod
-from sosn.power_norm import PowerNorm, PowerNormName
+from sosn.method.encoded import EncodedMethod, SoftmaxMethod
+from sosn.power_norm import PowerNorm
 from sosn.relation import Relation
+from sosn.util.checks import above_zero, one_of
 from sosn.util.precision import full
 
-ENCODER_OPTIONS = (
-    "channels", "input_size", "encoder", "encoder_width", "mean", "std", "polarity", "mean_image", *ENCODER_EXTRAS
-)  # fmt: skip
 Representation = Literal["second_order", "mean", "map"]
 
 
@@ -31,64 +28,61 @@ class NearestPrototype(SoftmaxMethod):
 
     name: ClassVar[str] = "nearest_prototype"
     classes_apart: ClassVar[bool] = True
+    fixed_size = True
 
     def __init__(
         self,
-        channels: int = 3,
-        input_size: int = 84,
-        encoder: EncoderName = "conv4",
-        encoder_width: int = 64,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        polarity: Polarity = "as_is",
-        mean_image: bool = False,
         representation: Representation = "second_order",
         metric: MetricName = "euclidean",
         scale: float = 1.0,
-        power_norm: PowerNormName = "sigme",
+        power_norm: str = "sigme",
         eta: float | None = 100.0,
         gamma: float | None = None,
         rho: float = 0.5,
         softness: float | None = None,
         shift: float = 0.0,
         trace_normalise: bool = True,
-        conv4_pools: int = 2,
-        conv4_blocks: int = 4,
-        resnet12_width: int = 64,
-        resnet12_pools: int = 3,
-        resnet12_drop: float = 0.0,
+        **shared: Unpack[Shared],
     ) -> None:
-        super().__init__(constructor_arguments(locals()))
+        super().__init__(**shared)
         check_metric(metric)
         above_zero(scale=scale)
-        if representation not in get_args(Representation):
-            raise UsageError(f"representation is {representation!r}; choose one of {', '.join(get_args(Representation))}")
+        one_of(get_args(Representation), representation=representation)
         norm = PowerNorm(power_norm, eta, gamma, rho, softness)
         self.relation = Relation("average", norm, shift, trace_normalise=trace_normalise)
+        self.second_order = self.relation if representation == "second_order" else None
         self.representation, self.metric, self.scale = representation, metric, scale
 
     @classmethod
     def of(cls, model: Method, **options: Any) -> "NearestPrototype":
-        """The nearest prototype on the encoder of another model. Refuses a model without an encoder of a known kind."""
-        encoder = getattr(model, "encoder", None)
-        if not isinstance(encoder, Conv4 | Conv4Pooled | ResNet12) or model.config.get("features") == "linear":
-            raise UsageError(f"method {model.name!r} has no encoder of sosn's that ends in a ReLU: give another model")
-        if model.trained and any(int(layer.num_batches_tracked or 0) == 0 for layer in batch_norms(encoder)):
+        """The nearest prototype on the encoder of another model. Refuses one whose features may be negative or unfit."""
+        if not isinstance(model, EncodedMethod) or not model.encoder.non_negative:
+            raise UsageError(f"method {model.name!r} has no encoder that ends in a ReLU: give another model")
+        if model.trained and any(int(layer.num_batches_tracked or 0) == 0 for layer in batch_norms(model.encoder)):
             raise UsageError(
                 f"method {model.name!r} keeps no running statistics, which frozen features need: give another model"
             )
-        method = cls(**{name: model.config[name] for name in ENCODER_OPTIONS if name in model.config} | options)
+        shared: dict[str, Any] = {name: model.config[name] for name in ("encoder", "preprocessing", "test_time")}
+        method = cls(**shared | options)
         method.preprocessing.load_state_dict(model.preprocessing.state_dict())
-        method.encoder.load_state_dict(encoder.state_dict())
+        method.encoder.load_state_dict(model.encoder.state_dict())
         method.trained = model.trained
         return method.to(model.dtype).eval()
 
-    def compare(self, support: Tensor, query: Tensor) -> Tensor:
-        support, query = support.flatten(-2), query.flatten(-2)  # (E, L, Z, K, N), (E, Q, K, N)
+    def _encode(self, images: Tensor) -> Tensor:
+        """Feature vectors (B, K, N)."""
+        return super()._encode(images).flatten(2)
+
+    def join(self, copies: Sequence[Tensor]) -> Tensor:
+        """The feature vectors of all copies side by side, or where positions count the mean map."""
+        return super().join(copies) if self.representation == "map" else torch.cat(list(copies), -1)
+
+    def describe(self, shots: Tensor) -> Tensor:
+        """Feature vectors (…, Z, K, N) of shots → a vector (…, D)."""
         if self.representation == "second_order":
-            classes, queries = self.relation.describe_support(support), self.relation.describe_query(query)
-        else:
-            classes, queries = full(support).mean(2), full(query)
-        if self.representation == "mean":
-            classes, queries = classes.mean(-1), queries.mean(-1)
-        return self.scale * nearness(queries.flatten(2), classes.flatten(2), self.metric)
+            return self.relation.describe_support(shots).flatten(-3)
+        maps = full(shots).mean(-3)
+        return maps.mean(-1) if self.representation == "mean" else maps.flatten(-2)
+
+    def compare(self, classes: Tensor, queries: Tensor) -> Tensor:
+        return self.scale * nearness(queries, classes, self.metric)

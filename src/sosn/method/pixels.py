@@ -1,29 +1,41 @@
 """Nearest pixels: the floor that anything learnt must clear."""
 
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from sosn.encoder.preprocessing import Polarity, Preprocessing
-from sosn.episode import Episode
-from sosn.method.base import Method, constructor_arguments
+from sosn.method.base import Method, PreprocessingSpec, TestTimeSpec
+from sosn.method.distance import nearness
 
 
 class NearestPixels(Method):
     """Cosine similarity of raw pixels, dark counting as ink, to the mean image of each class. Learns nothing."""
 
     name: ClassVar[str] = "pixels"
+    usual_preprocessing: ClassVar[Mapping[str, Any]] = {"polarity": "inverted"}
+    classes_apart: ClassVar[bool] = True
+    fixed_size = True
 
-    def __init__(self, channels: int = 1, input_size: int = 28, polarity: Polarity = "inverted") -> None:
-        config = constructor_arguments(locals())
-        super().__init__()
-        self.config = config
-        self.preprocessing = Preprocessing(channels, input_size, polarity=polarity)
+    def __init__(
+        self,
+        channels: int = 1,
+        input_size: int = 28,
+        preprocessing: PreprocessingSpec = None,
+        test_time: TestTimeSpec = None,
+    ) -> None:
+        super().__init__(channels, input_size, preprocessing, test_time)
 
-    def logits(self, episode: Episode, separately: bool = False) -> Tensor:
-        support = self.preprocessing(episode.support.flatten(0, 2), torch.float32).flatten(1)
-        query = self.preprocessing(episode.query.flatten(0, 1), torch.float32).flatten(1)
-        means = support.unflatten(0, episode.support.shape[:3]).mean(2)  # (E, L, pixels)
-        return F.normalize(query.unflatten(0, episode.query.shape[:2]), dim=-1) @ F.normalize(means, dim=-1).mT
+    def encode(self, images: Tensor) -> Tensor:
+        """Pixels (B, C·H·W), in evaluation the mean of those of all copies."""
+        pixels: Tensor = self.preprocessing(images, torch.float32)
+        if self.training or not self.test_time:
+            return pixels.flatten(1)
+        return self.join([copy.flatten(1) for copy in self.test_time.copies(pixels)])
+
+    def describe(self, shots: Tensor) -> Tensor:
+        return shots.mean(-2)
+
+    def compare(self, classes: Tensor, queries: Tensor) -> Tensor:
+        return nearness(queries, classes, "cosine")

@@ -1,15 +1,14 @@
 """Prototypical Net: a class is the mean of its shots."""
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack
 
 from torch import Tensor
 
-from sosn.encoder import EncoderName
-from sosn.encoder.preprocessing import Polarity
-from sosn.method.base import above_zero, constructor_arguments
+from sosn.method.base import Shared
 from sosn.method.distance import MetricName, check_metric, nearness
 from sosn.method.encoded import SoftmaxMethod
+from sosn.util.checks import above_zero
 from sosn.util.precision import full
 
 
@@ -22,29 +21,20 @@ class PrototypicalNet(SoftmaxMethod):
     """
 
     name: ClassVar[str] = "prototypical"
+    usual_encoder: ClassVar[Mapping[str, Any] | None] = {"name": "conv4_pooled"}
     capturable: ClassVar[bool] = True
     classes_apart: ClassVar[bool] = True
+    fixed_size = True
 
-    def __init__(
-        self,
-        channels: int = 3,
-        input_size: int = 84,
-        encoder: EncoderName = "conv4_pooled",
-        encoder_width: int = 64,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        polarity: Polarity = "as_is",
-        mean_image: bool = False,
-        metric: MetricName = "euclidean",
-        scale: float = 1.0,
-        resnet12_width: int = 64,
-        resnet12_pools: int = 3,
-        resnet12_drop: float = 0.0,
-    ) -> None:
-        super().__init__(constructor_arguments(locals()))
+    def __init__(self, metric: MetricName = "euclidean", scale: float = 1.0, **shared: Unpack[Shared]) -> None:
+        super().__init__(**shared)
         check_metric(metric)
         above_zero(scale=scale)
         self.metric, self.scale = metric, scale
 
-    def compare(self, support: Tensor, query: Tensor) -> Tensor:
-        return self.scale * nearness(full(query).flatten(2), full(support).mean(2).flatten(2), self.metric)
+    def describe(self, shots: Tensor) -> Tensor:
+        """The mean map of the shots, as a vector: (…, Z, K, h, w) → (…, K·h·w)."""
+        return full(shots).mean(-4).flatten(-3)
+
+    def compare(self, classes: Tensor, queries: Tensor) -> Tensor:
+        return self.scale * nearness(queries, classes, self.metric)

@@ -1,16 +1,13 @@
 """Relation Net: a small network learns how to compare feature maps."""
 
-from collections.abc import Sequence
-from typing import ClassVar, cast
+from typing import ClassVar, Unpack, cast
 
 import torch
 from torch import Tensor, nn
 
-from sosn.encoder import EncoderName
-from sosn.encoder.preprocessing import Polarity
 from sosn.errors import UsageError
 from sosn.kernel.blocks import block, run
-from sosn.method.base import constructor_arguments
+from sosn.method.base import Shared
 from sosn.method.encoded import EncodedMethod
 from sosn.method.initialisation import initialise
 from sosn.relation import stack_pairs
@@ -28,25 +25,20 @@ class RelationNet(EncodedMethod):
 
     name: ClassVar[str] = "relation_net"
     capturable: ClassVar[bool] = True
+    fixed_size = True
 
-    def __init__(
-        self,
-        channels: int = 3,
-        input_size: int = 84,
-        encoder: EncoderName = "conv4",
-        encoder_width: int = 64,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        polarity: Polarity = "as_is",
-        mean_image: bool = False,
-    ) -> None:
-        super().__init__(constructor_arguments(locals()))
+    def __init__(self, **shared: Unpack[Shared]) -> None:
+        super().__init__(**shared)
         self.relation = RelationModule(self.encoder.width, self.map_side)
         initialise(self.relation)
         self.relation.to(memory_format=torch.channels_last)
 
-    def compare(self, support: Tensor, query: Tensor) -> Tensor:
-        pairs = stack_pairs(support.sum(2), query)  # (E, Q, L, 2K, h, w)
+    def describe(self, shots: Tensor) -> Tensor:
+        """The sum of the maps of the shots: (…, Z, K, h, w) → (…, K, h, w)."""
+        return shots.sum(-4)
+
+    def compare(self, classes: Tensor, queries: Tensor) -> Tensor:
+        pairs = stack_pairs(classes, queries)  # (E, Q, L, 2K, h, w)
         return cast(Tensor, self.relation(pairs.flatten(0, 2))).view(pairs.shape[:3])
 
 

@@ -1,14 +1,13 @@
 """Siamese net: learns to say whether two images show the same."""
 
-from collections.abc import Sequence
-from typing import ClassVar, cast
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack, cast
 
 from torch import Tensor, nn
 
-from sosn.encoder import EncoderName
-from sosn.encoder.preprocessing import Polarity
-from sosn.method.base import LossName, at_least, constructor_arguments
+from sosn.method.base import LossName, Shared
 from sosn.method.encoded import EncodedMethod
+from sosn.util.checks import at_least
 from sosn.util.precision import full
 
 
@@ -22,23 +21,13 @@ class SiameseNet(EncodedMethod):
     """
 
     name: ClassVar[str] = "siamese"
+    usual_encoder: ClassVar[Mapping[str, Any] | None] = {"name": "conv4_pooled"}
     capturable: ClassVar[bool] = True
     classes_apart: ClassVar[bool] = True
     own_loss: ClassVar[LossName] = "binary_cross_entropy"
 
-    def __init__(
-        self,
-        channels: int = 3,
-        input_size: int = 84,
-        encoder: EncoderName = "conv4_pooled",
-        encoder_width: int = 64,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        polarity: Polarity = "as_is",
-        mean_image: bool = False,
-        embedding: int = 256,
-    ) -> None:
-        super().__init__(constructor_arguments(locals()))
+    def __init__(self, embedding: int = 256, **shared: Unpack[Shared]) -> None:
+        super().__init__(**shared)
         at_least(1, embedding=embedding)
         self.embed = nn.Sequential(nn.Linear(self.features, embedding), nn.Sigmoid())
         self.weigh = nn.Linear(embedding, 1)
@@ -47,7 +36,10 @@ class SiameseNet(EncodedMethod):
             nn.init.normal_(layer.weight, 0.0, 0.2)
             nn.init.normal_(layer.bias, 0.5, 0.01)
 
-    def compare(self, support: Tensor, query: Tensor) -> Tensor:
-        support, query = (full(cast(Tensor, self.embed(maps.flatten(-3)))) for maps in (support, query))
-        differences = (query[:, :, None, None] - support.unsqueeze(1)).abs()  # (E, Q, L, Z, D)
+    def describe(self, shots: Tensor) -> Tensor:
+        """An embedding of each shot: (…, Z, K, h, w) → (…, Z, D)."""
+        return full(cast(Tensor, self.embed(shots.flatten(-3))))
+
+    def compare(self, classes: Tensor, queries: Tensor) -> Tensor:
+        differences = (queries.unsqueeze(2) - classes.unsqueeze(1)).abs()  # (E, Q, L, Z, D)
         return full(cast(Tensor, self.weigh(differences))).squeeze(-1).mean(3)

@@ -1,49 +1,71 @@
-"""Copies of an image whose features count beside its own in evaluation."""
+"""Test-time augmentation: copies of an image whose features count beside its own in evaluation."""
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import product
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from sosn.episode import Episode
 from sosn.errors import UsageError
 from sosn.util.warping import seen_through
 
 STEP = 0.15  # from one size to the next, on a logarithmic scale
-ANGLE = 6.0  # degrees from one turned copy to the next
-MOST = 4  # steps to either side: the smallest copy is about half as high and wide, and turns go up to 24 degrees
+ANGLE = 6.0  # degrees from one rotated copy to the next
+MOST = 4  # steps to either side: the smallest copy is about half as high and wide, and rotations go up to 24 degrees
 
 
-def check_copies(mirror: bool, scales: int, turns: int, eta: float | None, mean_image: bool) -> None:
-    """Refuse options of a model that has copies and does not go with them."""
-    for name, count in (("scales", scales), ("turns", turns)):
-        if type(count) is not int or count not in range(MOST + 1):
-            raise UsageError(f"{name} is {count}; it is a whole number from 0 to {MOST}")
-    asked = [name for name, on in (("mirror", mirror), ("scales", scales), ("turns", turns)) if on]
-    if asked and eta is None:
-        raise UsageError(f"eta=None means the number of feature vectors, and {asked[0]} gives more: give eta")
-    if asked and mean_image:
-        raise UsageError(f"{asked[0]} changes images after the mean image is taken away: leave mean_image out")
+@dataclass(frozen=True)
+class TestTimeAugmentation:
+    """Which copies of every image a method looks at in evaluation, besides the image itself; none by default.
 
+    mirror adds the mirror image; scales, so many smaller and as many larger copies of each; turns, so many copies rotated to
+    either side. A method says how it joins the features of several copies.
+    """
 
-def evaluation_copies(images: Tensor, mirror: bool, scales: int, turns: int) -> Iterator[Tensor]:
-    """Images (B, C, H, W), their mirror images if asked for, and of each so many smaller, larger, and turned to either side."""
-    for one in (images, images.flip(-1)) if mirror else (images,):
-        yield one
-        for step, sign in product(range(1, scales + 1), (1, -1)):
-            yield scaled(one, math.exp(sign * STEP * step))
-        for step, sign in product(range(1, turns + 1), (1, -1)):
-            yield turned(one, sign * ANGLE * step)
+    __test__: ClassVar[bool] = False  # for pytest, which takes classes of this name for tests
+
+    mirror: bool = False  # the image and its mirror image
+    scales: int = 0  # smaller and larger copies, so many of each
+    turns: int = 0  # copies rotated to the left and to the right, so many of each, 6 degrees apart
+
+    def __post_init__(self) -> None:
+        for name, count in (("scales", self.scales), ("turns", self.turns)):
+            if type(count) is not int or count not in range(MOST + 1):
+                raise UsageError(f"{name} is {count}; it is a whole number from 0 to {MOST}")
+
+    def __bool__(self) -> bool:
+        return self.mirror or bool(self.scales or self.turns)
+
+    def copies(self, images: Tensor) -> Iterator[Tensor]:
+        """Images (B, C, H, W), their mirror images if asked for, and of each the scaled and rotated copies."""
+        for one in (images, images.flip(-1)) if self.mirror else (images,):
+            yield one
+            for step, sign in product(range(1, self.scales + 1), (1, -1)):
+                yield scaled(one, math.exp(sign * STEP * step))
+            for step, sign in product(range(1, self.turns + 1), (1, -1)):
+                yield turned(one, sign * ANGLE * step)
+
+    def episodes(self, episode: Episode) -> Iterator[Episode]:
+        """The episode, and copies of it in which all images are changed alike."""
+        sides = []
+        for images in (episode.support, episode.query):
+            flat = images.flatten(0, -4)
+            sides.append(self.copies(flat / 255 if flat.dtype == torch.uint8 else flat))
+        for support, query in zip(*sides, strict=True):
+            yield replace(episode, support=support.view(episode.support.shape), query=query.view(episode.query.shape))
 
 
 def scaled(images: Tensor, share: float) -> Tensor:
-    """Images (B, C, H, W) of which this share of either side is seen about the middle; beyond 1 their borders go on."""
+    """The middle of images (B, C, H, W), this share of either side, enlarged; above 1 they shrink, their border repeated."""
     return _seen(images, ((share, 0.0), (0.0, share)))
 
 
 def turned(images: Tensor, degrees: float) -> Tensor:
-    """Images (B, C, H, W) turned about the middle, anticlockwise; what comes in from outside goes on as the border does."""
+    """Images (B, C, H, W) rotated about the middle, anticlockwise, their border repeated."""
     height, width = images.shape[-2:]
     sine, cosine = math.sin(math.radians(degrees)), math.cos(math.radians(degrees))
     return _seen(images, ((cosine, -sine * height / width), (sine * width / height, cosine)))

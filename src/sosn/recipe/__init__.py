@@ -1,5 +1,7 @@
 """A run as a typed, commented TOML file."""
 
-from sosn.recipe.recipe import Recipe, load_recipe, override
+from sosn.recipe.library import load_recipe
+from sosn.recipe.override import override
+from sosn.recipe.recipe import Recipe
 
 __all__ = ["Recipe", "load_recipe", "override"]

@@ -2,99 +2,34 @@
 
 import json
 import math
-import os
-import tomllib
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from sosn.data.augmentation import AugmentationSection
 from sosn.data.dataset import dataset_opener, dataset_options
+from sosn.encoder import encoder_class, encoder_options
+from sosn.encoder.preprocessing import Preprocessing
 from sosn.errors import UsageError
-from sosn.method import method_class
-from sosn.method.base import LossName
+from sosn.method import method_class, method_options
+from sosn.method.test_time import TestTimeAugmentation
+from sosn.recipe.old_keys import sort_model, without_gone
+from sosn.recipe.sections import (
+    SECTIONS,
+    DataSection,
+    EncoderSection,
+    EpisodesSection,
+    ModelSection,
+    PreprocessingSection,
+    TrainingSection,
+    ValidationSection,
+)
 from sosn.util.files import resource
 from sosn.util.spelling import nearest
-from sosn.util.typed import annotations, check_options, defaults, parse
+from sosn.util.typed import annotations, check_options, defaults
 
-RECIPE_FILE = "recipe.toml"
-FROM_IMAGES = (
-    "channels",
-    "input_size",
-    "mean",
-    "std",
-    "classes",
-    "detail",
-)  # what a method takes from the training images unless it is told
-
-
-@dataclass(frozen=True)
-class DataSection:
-    """Where images come from. Other keys are the dataset's own."""
-
-    name: str = "glyphs"
-    min_images: int = 0  # leave out classes with fewer
-    leave_out_small: bool = False  # leave out classes that cannot fill an episode, and say how many
-    standardise: bool = True  # give the model the mean and deviation of the training images
-    workers: int = 0  # processes that read training images ahead from disk; 0 keeps all images on the device
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ModelSection:
-    """Which method. Other keys are its constructor's; channels and input_size follow the images unless set."""
-
-    method: str = "sosn"
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class EpisodesSection:
-    """What an episode is, in training and, unless [validation] says otherwise, in validation."""
-
-    way: int = 5
-    shot: int = 1
-    query: int = 15  # query images a class
-    episodes_per_step: int = 1
-    related: float = 0.0  # share of training episodes whose classes are of one alphabet, as far as it goes
-
-
-@dataclass(frozen=True)
-class TrainingSection:
-    """How the weights are found."""
-
-    start: str = ""  # a run folder, weights file or shipped model whose weights training begins with, where they fit
-    steps: int = 1000
-    loss: LossName = "mse"
-    optimiser: Literal["adam", "adamw", "sgd"] = "adam"  # sgd: with Nesterov momentum 0.9
-    learning_rate: float = 1e-3
-    weight_decay: float = 0.0
-    schedule: Literal["constant", "step", "cosine"] = "constant"
-    decay_every: int = 50_000  # schedule = "step": steps between two cuts of the learning rate
-    decay_factor: float = 0.5
-    warmup: int = 0  # steps over which the learning rate rises from 0
-    clip: float = 0.0  # largest norm of the gradient; 0 means no limit
-    precision: Literal["fp32", "bf16"] = "fp32"
-    average: float = 0.0  # decay of the moving average of weights that is validated and kept; 0 means the weights themselves
-    recalibrate: int = 20  # training steps over which batch norm's running statistics are taken anew before each validation
-    device: str = "auto"
-    engine: Literal["auto", "plain"] = "auto"  # plain: the layers one by one, without fused kernels or a captured step
-
-
-@dataclass(frozen=True)
-class ValidationSection:
-    """When and on what the weights are judged."""
-
-    every: int = 200  # steps
-    val_episodes: int = 200
-    val_way: int = 0  # 0 means as in training
-    val_shot: int = 0
-    val_query: int = 15
-    val_seed: int = 1  # of the episodes that select the weights
-    report_episodes: int = 600
-    report_seed: int = 0  # of the episodes that the closing figure comes from
+FROM_IMAGES = ("channels", "input_size", "mean", "std", "classes", "detail")  # follow the training images unless set
 
 
 @dataclass(frozen=True)
@@ -103,25 +38,48 @@ class Recipe:
 
     title: str = ""
     seed: int = 0
-    data: DataSection = DataSection()
-    model: ModelSection = ModelSection()
-    episodes: EpisodesSection = EpisodesSection()
+    data: DataSection = field(default_factory=DataSection)
+    model: ModelSection = field(default_factory=ModelSection)
+    encoder: EncoderSection = field(default_factory=EncoderSection)
+    preprocessing: PreprocessingSection = field(default_factory=PreprocessingSection)
+    test_time: TestTimeAugmentation = field(default_factory=TestTimeAugmentation)
+    episodes: EpisodesSection = field(default_factory=EpisodesSection)
     augmentation: AugmentationSection = field(default_factory=AugmentationSection)
-    training: TrainingSection = TrainingSection()
-    validation: ValidationSection = ValidationSection()
+    training: TrainingSection = field(default_factory=TrainingSection)
+    validation: ValidationSection = field(default_factory=ValidationSection)
 
     def __post_init__(self) -> None:
-        dataset, method = defaults(dataset_opener(self.data.name)), defaults(method_class(self.model.method))
-        method = {key: value for key, value in method.items() if key not in FROM_IMAGES}
-        dataset.pop("split", None)
+        self._fill_in()
+        self._resolve_paths()
+        self._check()
+
+    def _fill_in(self) -> None:
+        """Options that nobody gave, from the dataset, the method and its usual encoder and preprocessing."""
+        kind = method_class(self.model.method)
+        dataset = {key: value for key, value in defaults(dataset_opener(self.data.name)).items() if key != "split"}
+        usual = {key: value for key, value in defaults(kind).items() if key in method_options(kind.name)}
+        usual = {key: value for key, value in usual.items() if key not in FROM_IMAGES}
+        images = {key: value for key, value in defaults(Preprocessing).items() if key not in FROM_IMAGES}
+        self._set("data", replace(self.data, options=dataset | self.data.options))
+        self._set("model", replace(self.model, options=usual | self.model.options))
+        images |= dict(kind.usual_preprocessing) | self.preprocessing.options
+        self._set("preprocessing", PreprocessingSection(images))
+        if kind.usual_encoder is None:
+            if self.encoder != EncoderSection():
+                raise UsageError(f"method {kind.name!r} has no encoder: leave [encoder] out")
+            return
+        self._set("encoder", EncoderSection(*usual_encoder(kind.name, self.encoder.name, self.encoder.options)))
+
+    def _resolve_paths(self) -> None:
+        """A run must find its images and first weights from any folder."""
         kind, _, path = self.data.name.partition(":")
-        if path:  # a run must find its images from any folder
-            object.__setattr__(self, "data", replace(self.data, name=f"{kind}:{Path(path).expanduser().absolute()}"))
-        if self.training.start and not (resource("checkpoint", "shipped") / f"{self.training.start}.safetensors").is_file():
-            path = str(Path(self.training.start).expanduser().absolute())
-            object.__setattr__(self, "training", replace(self.training, start=path))
-        object.__setattr__(self, "data", replace(self.data, options=dataset | self.data.options))
-        object.__setattr__(self, "model", replace(self.model, options=method | self.model.options))
+        if path:
+            self._set("data", replace(self.data, name=f"{kind}:{Path(path).expanduser().absolute()}"))
+        start = self.training.start
+        if start and not resource("checkpoint", "shipped", f"{start}.safetensors").is_file():
+            self._set("training", replace(self.training, start=str(Path(start).expanduser().absolute())))
+
+    def _check(self) -> None:
         for section, name, least in (
             (self.data, "workers", 0),
             (self.episodes, "episodes_per_step", 1), (self.training, "steps", 1), (self.training, "recalibrate", 0),
@@ -142,6 +100,9 @@ class Recipe:
         if self.validation.val_seed == self.validation.report_seed:
             raise UsageError("val_seed and report_seed are the same: weights would be reported on the episodes that chose them")
 
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
     @property
     def val_way(self) -> int:
         return self.validation.val_way or self.episodes.way
@@ -153,7 +114,7 @@ class Recipe:
     def to_table(self) -> dict[str, Any]:
         """The recipe as nested plain values, options beside their section's own keys."""
         table: dict[str, Any] = {"title": self.title, "seed": self.seed}
-        for name in _SECTIONS:
+        for name in SECTIONS:
             section = getattr(self, name)
             own = {f.name: getattr(section, f.name) for f in fields(section) if f.name != "options"}
             table[name] = own | getattr(section, "options", {})
@@ -163,19 +124,9 @@ class Recipe:
         """The recipe as TOML that reads back to the same recipe."""
         table = self.to_table()
         lines = [f"{key} = {_toml(table[key])}" for key in ("title", "seed")]
-        for name in _SECTIONS:
+        for name in SECTIONS:
             lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table[name].items())]
         return "\n".join(lines) + "\n"
-
-
-_SECTIONS: dict[str, type[Any]] = {
-    "data": DataSection,
-    "model": ModelSection,
-    "episodes": EpisodesSection,
-    "augmentation": AugmentationSection,
-    "training": TrainingSection,
-    "validation": ValidationSection,
-}
 
 
 def _toml(value: Any) -> str:
@@ -183,157 +134,64 @@ def _toml(value: Any) -> str:
     return text.replace("\x7f", "\\u007f")
 
 
+def usual_encoder(method: str, name: str = "", options: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    """The encoder of this name, or the method's usual one, with these options and the defaults of the others."""
+    usual = dict(method_class(method).usual_encoder or {})
+    own = usual.pop("name", "")
+    name = name or own
+    known = {key: value for key, value in defaults(encoder_class(name)).items() if key != "channels"}
+    return name, known | (usual if name == own else {}) | dict(options or {})
+
+
 def from_table(table: Mapping[str, Any], where: str) -> Recipe:
     """A recipe from nested plain values; unknown and ill-typed keys are refused with the nearest right name."""
     known: dict[str, Any] = {"title": str, "seed": int}
-    given = {key: value for key, value in table.items() if key not in _SECTIONS}
+    given = {key: value for key, value in table.items() if key not in SECTIONS}
     for key in given:
         if key not in known:
-            raise UsageError(f"{where} has no key {key!r}{nearest(key, (*known, *_SECTIONS))}")
-    sections: dict[str, Any] = check_options(given, known, "")
-    for name in _SECTIONS:
-        values = table.get(name, {})
-        if not isinstance(values, Mapping):
+            raise UsageError(f"{where} has no key {key!r}{nearest(key, (*known, *SECTIONS))}")
+    for name in SECTIONS:
+        if not isinstance(table.get(name, {}), Mapping):
             raise UsageError(f"{where}: {name!r} is a section, written [{name}]")
+    values = {name: without_gone(name, table.get(name, {})) for name in SECTIONS}
+    for name, old in sort_model(values["model"]).items():
+        values[name] = old if name == "model" else old | values[name]
+    sections: dict[str, Any] = check_options(given, known, "")
+    for name in SECTIONS:
         sections[name] = _section(name, values)
     return Recipe(**sections)
 
 
-def _section(name: str, values: Mapping[str, Any]) -> Any:
-    section_class = _SECTIONS[name]
-    own, options = known_keys(name, values)
-    checked = check_options(values, own | options, f"[{name}]")
+def _section(name: str, table: Mapping[str, Mapping[str, Any]]) -> Any:
+    own, options = known_keys(name, table)
+    checked = check_options(table[name], own | options, f"[{name}]")
     extra = {key: value for key, value in checked.items() if key in options}
     plain = {key: value for key, value in checked.items() if key in own}
-    return section_class(**plain, options=extra) if name in ("data", "model") else section_class(**plain)
+    with_options = "options" in annotations(SECTIONS[name])
+    return SECTIONS[name](**plain, options=extra) if with_options else SECTIONS[name](**plain)
 
 
-def known_keys(name: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keys of a section: its own, and those of the dataset or method it names."""
-    own = annotations(_SECTIONS[name], without=("options",))
+def known_keys(name: str, table: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Keys of a section of a table: its own, and those of the dataset, method or encoder that the table names."""
+    own = annotations(SECTIONS[name], without=("options",))
+    method = str(table.get("model", {}).get("method", ModelSection.method))
     if name == "data":
-        return own, dataset_options(str(values.get("name", DataSection.name)))
+        return own, dataset_options(str(table.get("data", {}).get("name", DataSection.name)))
     if name == "model":
-        return own, annotations(method_class(str(values.get("method", ModelSection.method))))
+        return own, method_options(method)
+    if name == "preprocessing":
+        return own, annotations(Preprocessing)
+    if name == "encoder":
+        usual = (method_class(method).usual_encoder or {}).get("name", "")
+        named = str(table.get("encoder", {}).get("name") or usual)
+        return own, encoder_options(named) if named else {}
     return own, {}
 
 
 def data_keys(recipe: Recipe) -> dict[str, Any]:
     """Keys of a recipe's [data], those of its dataset included, and their types."""
-    own, options = known_keys("data", {"name": recipe.data.name})
+    own, options = known_keys("data", {"data": {"name": recipe.data.name}})
     return own | options
-
-
-def as_recipe(recipe: Recipe | str | os.PathLike[str]) -> Recipe:
-    """A recipe as it is, or the one of this name, file or run folder."""
-    if isinstance(recipe, str | os.PathLike):
-        return load_recipe(os.fspath(recipe))
-    if not isinstance(recipe, Recipe):
-        raise UsageError(f"a recipe is {type(recipe).__name__}; give a Recipe, or its name, file or run folder")
-    return recipe
-
-
-def override(recipe: Recipe | str | os.PathLike[str], assignments: Iterable[str]) -> Recipe:
-    """Apply key=value words; a key is a section's (training.steps) or, where only one section has it, bare (steps).
-
-    Another dataset drops the options of the old one. Another method, whose word is taken first, keeps those that had been set
-    and that it has too, and brings its own loss unless one is given.
-    """
-    if isinstance(assignments, str):
-        raise UsageError(f"override takes a list of words, not one: write [{assignments!r}]")
-    table, assignments = as_recipe(recipe).to_table(), list(assignments)
-    named = {word.partition("=")[0].strip() for word in assignments}
-    for assignment in sorted(assignments, key=lambda word: word.partition("=")[0].strip() not in ("method", "model.method")):
-        key, equals, text = assignment.partition("=")
-        refuse_option(key)
-        if not equals:
-            raise UsageError(f"{assignment!r} is no key=value: write for instance steps=2000")
-        key = key.strip()
-        if key == "data":  # data=folder:PATH, the word people reach for
-            key = "data.name"
-        if key in ("title", "seed"):
-            table[key] = parse(text)
-            continue
-        section, name = _locate(key, table)
-        if section == "data" and name == "name" and text != table["data"]["name"]:  # other options belonged to the old one
-            table["data"] = _own_keys("data", table)
-        if section == "model" and name == "method" and text != table["model"]["method"]:
-            usual = defaults(method_class(table["model"]["method"]))
-            kept = {key: value for key, value in table["model"].items() if value != usual.get(key)}
-            table["model"] = _fitting(kept, annotations(method_class(text)))
-            if not named & {"loss", "training.loss"}:
-                table["training"]["loss"] = method_class(text).own_loss
-        table[section][name] = parse(text)
-    return from_table(table, "the command line")
-
-
-def _fitting(options: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Those options that another method has too, with values that it takes: the same word may mean something else there."""
-    fitting: dict[str, Any] = {}
-    for key, value in options.items():
-        with suppress(UsageError):
-            fitting |= check_options({key: value}, known, "[model]")
-    return fitting
-
-
-def refuse_option(word: str) -> None:
-    """Refuse --steps where steps=2000 is meant."""
-    if word.startswith("-"):
-        raise UsageError(f"there is no option {word}: settings are words without dashes, {word.lstrip('-')}=VALUE")
-
-
-def _own_keys(section: str, table: Mapping[str, Any]) -> dict[str, Any]:
-    """A section without the options of the dataset or method that it names."""
-    return {key: value for key, value in table[section].items() if key in annotations(_SECTIONS[section])}
-
-
-def _locate(key: str, table: Mapping[str, Any]) -> tuple[str, str]:
-    known = {name: set().union(*known_keys(name, table[name])) for name in _SECTIONS}
-    section, dot, name = key.rpartition(".")
-    if dot:
-        if section in known and name in known[section]:
-            return section, name
-    else:
-        homes = [home for home, keys in known.items() if name in keys]
-        if len(homes) == 1:
-            return homes[0], name
-        if homes:
-            raise UsageError(f"{name!r} stands in several sections: write {' or '.join(f'{h}.{name}' for h in homes)}")
-    everything = [k for keys in known.values() for k in keys] + [f"{s}.{k}" for s, keys in known.items() for k in keys]
-    raise UsageError(f"there is no key {key!r}{nearest(key, everything)}; `sosn recipes NAME --json` shows every key")
-
-
-def shipped() -> list[str]:
-    """Names of the recipes in the package."""
-    folder = resource("recipe", "shipped")
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
-
-
-def recipe_text(name_or_path: str) -> str:
-    """The TOML of a shipped recipe, of a file, or of a run folder."""
-    if name_or_path in shipped():
-        return resource("recipe", "shipped", f"{name_or_path}.toml").read_text("utf-8")
-    path = Path(name_or_path)
-    if path.is_dir():
-        path = path / RECIPE_FILE
-    if not path.is_file():
-        raise UsageError(
-            f"there is no recipe {name_or_path!r}{nearest(name_or_path, shipped())}: give a file, a run folder, or one of "
-            f"{', '.join(shipped())}"
-        )
-    try:
-        return path.read_text("utf-8")
-    except UnicodeDecodeError:
-        raise UsageError(f"{str(path)!r} is no recipe: it is not valid TOML, which is text") from None
-
-
-def load_recipe(name_or_path: str) -> Recipe:
-    """A recipe by name, file or run folder."""
-    try:
-        table = tomllib.loads(recipe_text(name_or_path))
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"recipe {name_or_path!r} is not valid TOML: {error}") from None
-    return from_table(table, f"recipe {name_or_path!r}")
 
 
 def without_place(recipe: Recipe) -> Recipe:

@@ -18,7 +18,7 @@ import sosn
 from sosn.data.bank import Bank
 from sosn.episode import Episode
 from sosn.evaluation.protocol import Evaluation
-from sosn.method import Method, SoSN
+from sosn.method import Method
 from sosn.recipe.recipe import Recipe
 from sosn.report.plots import accuracy_histogram, episode_figure, matrix_figure, training_curves
 from sosn.report.sheet import class_rows, contact_sheet
@@ -49,9 +49,11 @@ def write_report(
         Section("The classes", "Every row is one class that was never seen in training.",
                 _inline(contact_sheet(class_rows(bank, 12, 20))), pixels=True),
     ]  # fmt: skip
-    if isinstance(method, SoSN):
+    if method.second_order is not None:
         text = "Which features occur together, and the same after power normalisation, which forgets how often."
-        sections.insert(3, Section("What is compared", text, _inline(matrix_figure(method, episode.query[0, 0]))))
+        sections.insert(
+            3, Section("What is compared", text, _inline(matrix_figure(method, method.second_order, episode.query[0, 0])))
+        )
     figures = [
         (str(test), f"{test.way}-way {test.shot}-shot on new classes, {test.episodes} episodes, 95% CI"),
         (str(pixels), "by comparing pixels"),

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from sosn.episode import Episode
 from sosn.evaluation.protocol import Evaluation
-from sosn.method import SoSN
+from sosn.method.base import Method
+from sosn.relation import Relation
 from sosn.second_order import autocorrelation, trace_normalise
 
 INK, ACCENT, FAINT = "#1b2a41", "#d1495b", "#8d99ae"
@@ -72,11 +73,10 @@ def episode_figure(episode: Episode, scores: Tensor, names: Sequence[str]) -> Fi
     return figure
 
 
-def matrix_figure(method: SoSN, image: Tensor) -> Figure:
+def matrix_figure(method: Method, relation: Relation, image: Tensor) -> Figure:
     """An image (C, H, W), its second-order matrix, and what power normalisation makes of it."""
     with torch.inference_mode():
-        features = method.encoder(method.preprocessing(image[None].to(method.device), method.dtype)).flatten(2)
-        relation = method.relation
+        features = method.encode(image[None].to(method.device))
         matrix = autocorrelation(features, relation.shift)
         matrix = trace_normalise(matrix) if relation.trace_normalise else matrix
         normed = relation.power_norm(matrix, features.shape[-1])

@@ -11,7 +11,7 @@ from sosn.data.bank import Bank
 from sosn.data.sampler import EpisodeSampler
 from sosn.errors import UsageError
 from sosn.evaluation.protocol import draw_indices, mean_ci95
-from sosn.method import Method, SoSN
+from sosn.method import Method
 from sosn.second_order import autocorrelation, trace_normalise
 from sosn.util.seeding import generator
 
@@ -87,8 +87,9 @@ def burstiness(method: Method, bank: Bank, way: int, shot: int, query: int, epis
     another query's; unnormalised: both of the matrix divided by its trace and not squashed. score: mean |change| in units
     of the deviation of all scores before. Intervals are over episodes.
     """
-    if not isinstance(method, SoSN) or not method.relation.stacked:
-        raise UsageError(f"burstiness is measured on SoSN with a stacked relation, not on {method.name!r}")
+    relation = method.second_order
+    if relation is None:
+        raise UsageError(f"burstiness is measured on a method with second-order matrices, such as SoSN, not on {method.name!r}")
     method.eval()
     sampler = EpisodeSampler(bank, way, shot, query)
     rows = draw_indices(sampler, episodes, seed)
@@ -117,15 +118,15 @@ def burstiness(method: Method, bank: Bank, way: int, shot: int, query: int, epis
 
 
 def _figures(
-    method: SoSN, support: Tensor, labels: Tensor, maps: Tensor, other: Tensor, before: Tensor
+    method: Method, support: Tensor, labels: Tensor, maps: Tensor, other: Tensor, before: Tensor
 ) -> dict[str, Tensor]:  # fmt: skip
     """What changes when the queries' feature maps, whose scores were these, become other ones, episode by episode."""
+    relation = method.second_order
+    assert relation is not None
     after = _scores(method, support, other)
     right, still = ((scores.argmax(-1) == labels).double().mean(1) for scores in (before, after))
-    normed, share = moved(maps, other, method.relation.describe_query, len(before))
-    plain, plain_share = moved(
-        maps, other, lambda one: trace_normalise(autocorrelation(one, method.relation.shift)), len(before)
-    )
+    normed, share = moved(maps, other, relation.describe_query, len(before))
+    plain, plain_share = moved(maps, other, lambda one: trace_normalise(autocorrelation(one, relation.shift)), len(before))
     return {
         "descriptor": normed,
         "descriptor_share": share,
@@ -143,8 +144,8 @@ def _random(name: str, seed: int, first: int) -> torch.Generator:
     return generator("burst", name.partition(" ")[2], seed, first)
 
 
-def _scores(method: SoSN, support: Tensor, maps: Tensor) -> Tensor:
-    return method.score(method.compare(support, maps.unflatten(0, (len(support), -1))).double())
+def _scores(method: Method, support: Tensor, maps: Tensor) -> Tensor:
+    return method.score(method.compare_features(support, maps.unflatten(0, (len(support), -1))).double())
 
 
 def moved(maps: Tensor, other: Tensor, describe: Callable[[Tensor], Tensor], episodes: int) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ import torch
 from sosn.errors import UsageError
 from sosn.evaluation.protocol import Evaluation, mean_ci95
 from sosn.method.base import Method
-from sosn.recipe.recipe import Recipe, from_table, known_keys, without_place
+from sosn.recipe.recipe import Recipe, from_table, without_place
 from sosn.reproduce.row import Measure, Row
 from sosn.training.run import Run
 from sosn.util.files import file_digest, read_json, write_atomically
@@ -99,18 +99,9 @@ def same_recipe(entry: Entry, row: Row) -> bool:
     Options that came later count with their defaults, and one that is no more makes no difference where it was off.
     """
     try:
-        table = {name: _still_known(name, section) for name, section in entry["recipe"].items()}
-        return without_place(from_table(table, "the entry")) == without_place(row.resolve(entry["seed"]))
+        return without_place(from_table(entry["recipe"], "the entry")) == without_place(row.resolve(entry["seed"]))
     except UsageError:  # a method that is no more, or an option that is no more and was on
         return False
-
-
-def _still_known(name: str, section: Any) -> Any:
-    """A section of a recipe without options that are no more and were off."""
-    if not isinstance(section, dict):
-        return section
-    known = set().union(*known_keys(name, section))
-    return {key: value for key, value in section.items() if value or key in known}
 
 
 @dataclass(frozen=True)

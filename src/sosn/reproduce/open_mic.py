@@ -10,7 +10,9 @@ from sosn.checkpoint.registry import load
 from sosn.data.prepare.store import read_index
 from sosn.errors import DataError, UsageError
 from sosn.evaluation.protocol import evaluate
-from sosn.recipe.recipe import Recipe, load_recipe, override
+from sosn.recipe.library import load_recipe
+from sosn.recipe.override import override
+from sosn.recipe.recipe import Recipe
 from sosn.reproduce.paper import EXHIBITIONS, OPEN_MIC_1, OPEN_MIC_2, PAIRS, PaperRow
 from sosn.reproduce.running import estimate, prepare_missing, train_or_resume
 from sosn.training import Progress, Silent

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sosn.data.bank import Bank
 from sosn.errors import UsageError
-from sosn.method import Method, SoSN
+from sosn.method import Method
 from sosn.second_order import autocorrelation
 from sosn.util.seeding import generator
 
@@ -35,8 +35,9 @@ def ranks(method: Method, bank: Bank, sizes: tuple[int, ...], images: int, seed:
 
     The model is one and the same: its encoder is convolutional, and its similarity net sees K×K matrices at any size.
     """
-    if not isinstance(method, SoSN) or not method.relation.stacked:
-        raise UsageError(f"ranks are those of the matrices of SoSN with a stacked relation; the model is {method.name!r}")
+    relation = method.second_order
+    if relation is None:
+        raise UsageError(f"ranks are those of second-order matrices, which {method.name!r} does not have")
     method.eval()
     rows = torch.randperm(len(bank), generator=generator("ranks", seed))[:images].to(bank.device)
     results, own = [], method.preprocessing.size
@@ -45,8 +46,8 @@ def ranks(method: Method, bank: Bank, sizes: tuple[int, ...], images: int, seed:
             method.preprocessing.size = size
             parts = [method.encode(part.to(method.device)) for part in bank.images[rows].split(64)]
             maps = torch.cat(parts).double()
-            matrices = autocorrelation(maps, method.relation.shift)
-            normalised = method.relation.describe_query(maps)[:, 0]
+            matrices = autocorrelation(maps, relation.shift)
+            normalised = relation.describe_query(maps)[:, 0]
             numbers = rank(matrices).double()
             results.append(
                 {

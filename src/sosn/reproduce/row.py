@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sosn.recipe.recipe import Recipe, load_recipe, override
+from sosn.recipe.library import load_recipe
+from sosn.recipe.override import override
+from sosn.recipe.recipe import Recipe
 from sosn.reproduce.paper import Published, published
 
 HEADLINE_SEEDS = 3  # trainings that a headline figure is the mean of

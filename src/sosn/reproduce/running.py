@@ -12,7 +12,8 @@ from sosn.data.prepare.catalog import prepare_dataset
 from sosn.data.prepare.store import prepared_sizes
 from sosn.data.sampler import EpisodeSampler
 from sosn.errors import DataError
-from sosn.recipe.recipe import RECIPE_FILE, Recipe
+from sosn.recipe.library import RECIPE_FILE
+from sosn.recipe.recipe import Recipe
 from sosn.training import Progress, Silent, train
 from sosn.training.cuda_graph import FREE_STEPS
 from sosn.training.run import Run
@@ -21,7 +22,7 @@ from sosn.training.trainer import Trainer
 
 PROBED = 2  # steps that are timed for the estimate
 # Options of models that a step takes as long with, whatever they are
-NO_MATTER = frozenset("eta gamma rho softness shift alpha scale polarity permutation_seed coordinate_weight".split())
+NO_MATTER = frozenset("eta gamma rho softness shift alpha scale polarity permutation_seed".split())
 
 
 def prepare_missing(name: str, size: int, source: Path | None, progress: Progress) -> bool:
@@ -74,7 +75,7 @@ def _kind(recipe: Recipe) -> tuple[object, ...]:
     """What decides how long a step takes."""
     training, options = recipe.training, recipe.model.options
     costly = tuple(sorted((name, str(value)) for name, value in options.items() if name not in NO_MATTER))
-    ways = (training.precision, training.engine, recipe.augmentation)
+    ways = (training.precision, training.engine, recipe.augmentation, str(recipe.encoder), str(recipe.preprocessing))
     return (recipe.data.name, recipe.data.options.get("size"), recipe.model.method, recipe.episodes, *ways, costly)
 
 

@@ -18,7 +18,8 @@ from sosn.errors import TrainingError, UsageError
 from sosn.evaluation.protocol import Evaluation, evaluate
 from sosn.kernel import engine
 from sosn.method import Method
-from sosn.recipe.recipe import Recipe, as_recipe
+from sosn.recipe.library import as_recipe
+from sosn.recipe.recipe import Recipe
 from sosn.training.distributed import launched
 from sosn.training.progress import Progress, Silent
 from sosn.training.run import Run

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from sosn.encoder import DropBlock
+from sosn.encoder.drop_block import DropBlock
 from sosn.episode import Episode
 from sosn.method.base import Method, batch_norms
 

@@ -16,7 +16,8 @@ import sosn
 from sosn.checkpoint.storage import RUN_FILE, WEIGHTS_FILE
 from sosn.data.bank import Bank
 from sosn.errors import CheckpointError, DataError, SosnError, UsageError
-from sosn.recipe.recipe import RECIPE_FILE, Recipe, load_recipe, without_place
+from sosn.recipe.library import RECIPE_FILE, load_recipe
+from sosn.recipe.recipe import Recipe, without_place
 from sosn.util.device import machine
 from sosn.util.files import digest, read_json, write_atomically
 

@@ -2,7 +2,7 @@
 
 import math
 
-from sosn.recipe.recipe import TrainingSection
+from sosn.recipe.sections import TrainingSection
 
 
 def learning_rate(step: int, training: TrainingSection) -> float:

@@ -11,40 +11,47 @@ from sosn.data.bank import Bank
 from sosn.data.dataset import open_bank
 from sosn.data.sampler import leave_out_small
 from sosn.errors import UsageError
-from sosn.method import Method, method_class
+from sosn.method import Method, method_class, method_options
 from sosn.recipe.recipe import Recipe
 from sosn.util.device import check_bf16, resolve_device
 from sosn.util.seeding import generator
-from sosn.util.typed import annotations
 
 MOMENTUM = 0.9  # Nesterov's, of optimiser = "sgd"
 
 
 def build(recipe: Recipe, bank: Bank) -> Method:
     """The method of a recipe, fitted to the images of a bank, with weights from the recipe's seed."""
-    wanted, kind = recipe.model.options, method_class(recipe.model.method)
-    options: dict[str, Any] = {"channels": bank.channels, "input_size": bank.size}
-    if "classes" in annotations(kind):  # of those methods that learn to tell the training classes apart
-        options["classes"] = len(bank.names)
-    if "detail" in annotations(kind) and wanted.get("input_size", 0) > bank.size:  # its images are enlarged
-        options["detail"] = bank.size
-    by_pixel = bool(wanted.get("mean_image"))
-    if recipe.data.standardise and "mean" in annotations(kind) and not {"mean", "std"} & wanted.keys():
-        mean, std = bank.mean_std()
-        mean = [1 - value for value in mean] if wanted.get("polarity") == "inverted" else mean  # it is applied after that
-        channels = wanted.get("channels", bank.channels)
-        if channels != len(mean):  # grey images for a model of colour, or the other way
-            mean, std = ([sum(values) / len(values)] * channels for values in (mean, std))
-        options |= {"std": std} if by_pixel else {"mean": mean, "std": std}
+    kind, options = method_class(recipe.model.method), dict(recipe.model.options)
+    if "classes" in method_options(kind.name):  # of those methods that learn to tell the training classes apart
+        options.setdefault("classes", len(bank.names))
+    if kind.usual_encoder is not None:
+        options["encoder"] = {"name": recipe.encoder.name} | recipe.encoder.options
+    images = fitted_preprocessing(recipe, bank)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(generator("weights", recipe.seed).initial_seed())
-        method = kind(**options | wanted)
-    if by_pixel:
+        method = kind(preprocessing=images, test_time=recipe.test_time, **options)
+    if method.preprocessing.by_pixel:
         mean_image = bank.mean_image().cpu()
         if recipe.augmentation.rotate != "none":  # images come in all four turns, so their mean is that of the turns
             mean_image = torch.stack([mean_image.rot90(turns, (-2, -1)) for turns in range(4)]).mean(0)
         method.preprocessing.take_mean(mean_image)
     return method
+
+
+def fitted_preprocessing(recipe: Recipe, bank: Bank) -> dict[str, Any]:
+    """Options of the preprocessing: the recipe's, and for what it leaves open those that follow from the images of a bank."""
+    wanted = recipe.preprocessing.options
+    options: dict[str, Any] = {"channels": bank.channels, "input_size": bank.size}
+    if wanted.get("input_size", 0) > bank.size:  # its images are enlarged
+        options["detail"] = bank.size
+    if recipe.data.standardise and method_class(recipe.model.method).usual_encoder and not {"mean", "std"} & wanted.keys():
+        mean, std = bank.mean_std()
+        mean = [1 - value for value in mean] if wanted["polarity"] == "inverted" else mean  # it is applied after that
+        channels = wanted.get("channels", bank.channels)
+        if channels != len(mean):  # grey images for a model of colour, or the other way
+            mean, std = ([sum(values) / len(values)] * channels for values in (mean, std))
+        options |= {"std": std} if wanted["mean_image"] else {"mean": mean, "std": std}
+    return options | wanted
 
 
 def open_split(recipe: Recipe, split: str, say: Callable[[str], None] | None = None) -> Bank:

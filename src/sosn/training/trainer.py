@@ -16,7 +16,7 @@ from sosn.checkpoint.training_classes import overlap
 from sosn.data.augmentation import augment
 from sosn.data.bank import Bank
 from sosn.data.sampler import EpisodeSampler
-from sosn.encoder import DropBlock
+from sosn.encoder.drop_block import DropBlock
 from sosn.episode import Episode
 from sosn.errors import DataError, MissingSplitError, TrainingError, UsageError
 from sosn.evaluation.protocol import Evaluation, evaluate
@@ -49,9 +49,7 @@ class Trainer:
         episodes = recipe.episodes
         home = "cpu" if recipe.data.workers else device  # with workers, images stay on disk
         try:
-            self.sampler = EpisodeSampler(
-                train_bank.to(home), episodes.way, episodes.shot, episodes.query, related=episodes.related
-            )
+            self.sampler = EpisodeSampler(train_bank.to(home), episodes.way, episodes.shot, episodes.query)
         except DataError as error:
             raise DataError(f"for training: {error}{_shared_out(recipe)}") from error
         self.source = EpisodeSource(self.sampler, recipe, device, self.fabric.global_rank, self.fabric.world_size)

@@ -55,15 +55,40 @@ def annotations(function: Callable[..., Any], *, without: Sequence[str] = ()) ->
 @cache
 def _annotated(function: Callable[..., Any]) -> tuple[tuple[str, Any], ...]:
     """Kept, since recipes ask for the same ones hundreds of times."""
-    target = function.__init__ if inspect.isclass(function) else function
-    hints = get_type_hints(target)
-    return tuple((name, hints[name]) for name in inspect.signature(target).parameters if name in hints)
+    found: dict[str, Any] = {}
+    for target in _constructors(function):
+        hints = get_type_hints(target)
+        found = {name: hints[name] for name in _named(target) if name in hints} | found
+    return tuple(found.items())
+
+
+def _constructors(function: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """The function, or of a class its constructor and, where that passes **options on, those of its bases; bases first."""
+    if not inspect.isclass(function):
+        return [function]
+    found: list[Callable[..., Any]] = []
+    for kind in function.__mro__:
+        if "__init__" in kind.__dict__:
+            found.insert(0, kind.__dict__["__init__"])
+            kinds = [one.kind for one in inspect.signature(found[0]).parameters.values()]
+            if inspect.Parameter.VAR_KEYWORD not in kinds:
+                break
+    return found
+
+
+def _named(function: Callable[..., Any]) -> list[str]:
+    """Parameters of a function that have names of their own."""
+    gathered = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    return [one.name for one in inspect.signature(function).parameters.values() if one.kind not in gathered]
 
 
 def defaults(function: Callable[..., Any]) -> dict[str, Any]:
     """Default values of a function's or class's parameters."""
-    parameters = inspect.signature(function).parameters.values()
-    return {one.name: one.default for one in parameters if one.default is not inspect.Parameter.empty}
+    found: dict[str, Any] = {}
+    for target in _constructors(function):
+        parameters = inspect.signature(target).parameters.values()
+        found |= {one.name: one.default for one in parameters if one.default is not inspect.Parameter.empty}
+    return found
 
 
 def check_options(given: Mapping[str, Any], known: Mapping[str, Any], where: str) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from sosn.data.prepare.catalog import prepare_dataset
 from sosn.data.prepare.check import check
 from sosn.data.sampler import EpisodeSampler, leave_out_small
 from sosn.errors import DataError, MissingSplitError, UsageError
-from sosn.recipe.recipe import load_recipe, override
+from sosn.recipe.library import load_recipe
+from sosn.recipe.override import override
 from sosn.training.setup import build
 from tests.data.dataset import open_mic_trees as trees
 

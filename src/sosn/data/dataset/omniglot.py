@@ -37,7 +37,6 @@ def omniglot(
     partition: Literal["vinyals", "paper", "lake"] = "vinyals",
     size: int = 28,
     rotations: bool = False,
-    reflections: bool = False,
     all_rotations: bool = False,
 ) -> Bank:
     """Characters, grey. partition="vinyals": 1028 train, 172 val, 423 test classes (Vinyals et al., 2016).
@@ -45,8 +44,8 @@ def omniglot(
     partition="paper": class paths sorted and shuffled with seed 0, 1200 train, of which the last 100 are val, and 423 test.
     partition="lake": the background alphabets train, but for five that are val, and the evaluation alphabets are test: 792,
     172 and 659 classes (Lake et al., 2015; the val alphabets are those of Vinyals et al.).
-    rotations=True adds the training classes turned by 90, 180 and 270 degrees as classes of their own; reflections=True adds
-    the mirror images of all these as further ones. all_rotations=True turns the classes of val and test too, as Snell et al.
+    rotations=True adds the training classes turned by 90, 180 and 270 degrees as classes of their own.
+    all_rotations=True turns the classes of val and test too, as Snell et al.
     (2017) and Sung et al. (2018) count them: fewer look-alikes meet in an episode, so figures are higher.
     """
     check_split(split)
@@ -62,8 +61,8 @@ def omniglot(
         wanted = {sorted(classes)[number] for number in order[first:last]}
     bank = open_prepared("omniglot", size, split, lambda name, _: name in wanted, drawer_of)
     if all_rotations or (rotations and split == "train"):
-        bank = bank.with_rotations()
-    return bank.with_reflections() if reflections and split == "train" else bank
+        return bank.with_rotations()
+    return bank
 
 
 def vinyals_split(name: str) -> str:

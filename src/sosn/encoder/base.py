@@ -1,0 +1,45 @@
+"""What an encoder is."""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from sosn.util.recorded import Recorded
+
+
+class Encoder(Recorded, nn.Module, ABC):
+    """Maps images (B, C, H, W) to feature maps (B, width, h, w).
+
+    A subclass has a name, sets width, and writes forward. Its constructor takes channels, those of the images, and has a
+    default for everything else; `sosn.register_encoder` makes it known by its name.
+    """
+
+    name: ClassVar[str] = ""
+    width: int
+    non_negative: bool = False  # whether features are never below 0, as after a ReLU
+    pooled: ClassVar[bool] = False  # whether the mean over positions is the usual description of an image
+
+    @abstractmethod
+    def forward(self, images: Tensor) -> Tensor:
+        """Feature maps (B, width, h, w) of preprocessed images (B, C, H, W)."""
+
+    @property
+    def chain(self) -> nn.Sequential | None:
+        """Its blocks, if it is nothing but a chain of them, which methods that adapt an encoder to each task need."""
+        return None
+
+    def map_side(self, image_side: int) -> int:
+        """Side of the feature map of a square image; 0 or less if the image is too small."""
+        weight = next(self.parameters(), torch.zeros(()))
+        image = torch.zeros(1, self.arguments.get("channels", 3), image_side, image_side, dtype=weight.dtype)
+        training = self.training
+        with torch.no_grad():
+            side = self.eval()(image.to(weight.device)).shape[-1]
+        self.train(training)
+        return int(side)
+
+    def table(self) -> dict[str, Any]:
+        """The name and options that build it again, as plain values."""
+        return {"name": self.name} | {name: value for name, value in self.arguments.items() if name != "channels"}

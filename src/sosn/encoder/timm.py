@@ -1,0 +1,45 @@
+"""Backbones of timm as encoders."""
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from sosn.encoder.base import Encoder
+from sosn.errors import CheckpointError, UsageError
+
+
+class TimmEncoder(Encoder):
+    """A backbone by timm's name, without its classifier: the last feature map, or the tokens of a transformer as N×1 maps.
+
+    Its weights are random; checkpoint.timm.open_timm loads timm's own or those of a file.
+    """
+
+    name: ClassVar[str] = "timm"
+    pooled: ClassVar[bool] = True
+
+    def __init__(self, channels: int = 3, model: str = "resnet18") -> None:
+        super().__init__()
+        self.backbone = create_timm(model, pretrained=False, channels=channels)
+        self.width = int(self.backbone.num_features)
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps: Tensor = self.backbone.forward_features(images)
+        if maps.ndim == 3:  # tokens (B, N, K), the first of which stand for no place
+            return maps[:, getattr(self.backbone, "num_prefix_tokens", 0) :].mT.unsqueeze(-1)
+        return maps if maps.shape[1] == self.width else maps.movedim(-1, 1)
+
+
+def create_timm(model: str, pretrained: bool, channels: int = 3) -> Any:
+    """A network of timm's without its classifier. pretrained downloads timm's own weights."""
+    try:
+        import timm
+    except ImportError:
+        raise UsageError("a timm encoder needs timm: pip install 'sosn[timm]'") from None
+    if not timm.is_model(model):
+        raise UsageError(f"timm has no model {model!r}: timm.list_models() names those it has")
+    try:
+        return timm.create_model(model, pretrained=pretrained, num_classes=0, in_chans=channels)
+    except (OSError, RuntimeError) as error:
+        if not pretrained:
+            raise
+        raise CheckpointError(f"timm could not get the weights of {model!r} ({error}): give a checkpoint file") from error

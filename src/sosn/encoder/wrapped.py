@@ -1,0 +1,35 @@
+"""A module of yours as an encoder."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sosn.encoder.base import Encoder
+from sosn.errors import UsageError
+
+
+class WrappedEncoder(Encoder):
+    """Any module that maps images (B, C, H, W) to feature maps (B, K, h, w), used as it is. Refuses one that does not."""
+
+    def __init__(self, module: nn.Module, channels: int, image_side: int) -> None:
+        super().__init__()
+        self.module = module
+        training = module.training
+        with torch.no_grad():
+            maps = module.eval()(torch.zeros(1, channels, image_side, image_side))
+        module.train(training)
+        if not isinstance(maps, Tensor) or maps.ndim != 4:
+            shape = tuple(maps.shape) if isinstance(maps, Tensor) else type(maps).__name__
+            raise UsageError(f"the encoder gives {shape} for one image; it must give feature maps (1, K, h, w)")
+        self.width = maps.shape[1]
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps: Tensor = self.module(images)
+        return maps
+
+    def table(self) -> dict[str, Any]:
+        raise UsageError(
+            f"the encoder is a {type(self.module).__name__} that was given as an object, so a file cannot say how to build "
+            "it: make it a subclass of sosn.Encoder with a name, and register it with sosn.register_encoder"
+        )

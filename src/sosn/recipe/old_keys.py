@@ -1,0 +1,76 @@
+"""Keys of earlier versions, wherever they still stand: in recipes, in saved models, on the command line.
+
+A method once took the options of its encoder, of its preprocessing and of test-time augmentation as its own; they have
+sections now. Options that are gone are dropped where they were off, and refused elsewhere.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from sosn.encoder import encoder_options
+from sosn.encoder.preprocessing import Preprocessing
+from sosn.errors import UsageError
+from sosn.method import method_class, method_options
+from sosn.method.test_time import TestTimeAugmentation
+from sosn.util.typed import annotations
+
+ENCODER = {  # old key: encoder, its option, the old default
+    "conv4_pools": ("conv4", "pools", 2),
+    "conv4_blocks": ("conv4", "blocks", 4),
+    "resnet12_width": ("resnet12", "first_width", 64),
+    "resnet12_pools": ("resnet12", "pools", 3),
+    "resnet12_drop": ("resnet12", "drop", 0.0),
+}
+ALIASES = {  # bare keys of the command line
+    "data": "data.name",
+    "encoder": "encoder.name",
+    "encoder_width": "encoder.width",
+    **{key: f"encoder.{option}" for key, (_, option, _) in ENCODER.items()},
+}
+GONE: dict[str, dict[str, Any]] = {  # by section: option, and the value that turned it off
+    "data": {"reflections": False},
+    "model": {"coordinates": 0, "coordinate_weight": 1.0, "auxiliary": 0.0},
+    "episodes": {"related": 0.0},
+    "augmentation": {"erase": 0.0},
+}
+
+
+def without_gone(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """A section without options that are gone. Refuses one that was on."""
+    gone = GONE.get(section, {})
+    for key, value in values.items():
+        if key in gone and value != gone[key]:
+            raise UsageError(f"{section}.{key} is {value!r}; this version of sosn has no {key} any more: leave it out")
+    return {key: value for key, value in values.items() if key not in gone}
+
+
+def sort_model(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """A [model] table of any version as the sections model, encoder, preprocessing and test_time."""
+    flat = without_gone("model", values)
+    method = flat.get("method", "sosn")
+    own = method_options(method)
+    if method == "sosn":
+        flat.pop("classes", None)  # which the auxiliary loss needed
+    sections: dict[str, dict[str, Any]] = {"model": {}, "encoder": {}, "preprocessing": {}, "test_time": {}}
+    homes = {"preprocessing": annotations(Preprocessing), "test_time": annotations(TestTimeAugmentation)}
+    usual = (method_class(method).usual_encoder or {}).get("name", "")
+    encoder = flat.get("encoder") or usual
+    for key, value in flat.items():
+        if key in own or key == "method":
+            sections["model"][key] = value
+        elif key == "encoder":
+            sections["encoder"]["name"] = value
+        elif key == "encoder_width":
+            sections["encoder"]["width"] = value
+        elif key in ENCODER:
+            name, option, default = ENCODER[key]
+            if name == encoder:
+                sections["encoder"][option] = value
+            elif value != default:
+                raise UsageError(f"{key} is {value} and the encoder is {encoder}: that option is of {name} alone")
+        elif usual and key in encoder_options(encoder):
+            sections["encoder"][key] = value
+        else:
+            home = next((section for section, keys in homes.items() if key in keys), "model")
+            sections[home][key] = value  # what nobody knows is refused where [model] is read
+    return sections

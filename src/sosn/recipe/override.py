@@ -1,0 +1,113 @@
+"""key=value words over a recipe."""
+
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from sosn.encoder import encoder_options
+from sosn.errors import UsageError
+from sosn.method import method_class, method_options
+from sosn.recipe.library import as_recipe
+from sosn.recipe.old_keys import ALIASES
+from sosn.recipe.recipe import Recipe, from_table, known_keys, usual_encoder
+from sosn.recipe.sections import SECTIONS
+from sosn.util.spelling import nearest
+from sosn.util.typed import annotations, check_options, defaults, parse
+
+LAST = ("encoder", "preprocessing")  # sections whose keys give way to those of others that are called the same
+
+
+def override(recipe: Recipe | str | os.PathLike[str], assignments: Iterable[str]) -> Recipe:
+    """Apply key=value words; a key is a section's (training.steps) or, where only one section has it, bare (steps).
+
+    Another dataset drops the options of the old one, and another encoder those of the old one. Another method, whose word is
+    taken first, keeps what had been set and what it has too, and brings its own loss and encoder unless they are given.
+    """
+    if isinstance(assignments, str):
+        raise UsageError(f"override takes a list of words, not one: write [{assignments!r}]")
+    table, assignments = as_recipe(recipe).to_table(), list(assignments)
+    named = {word.partition("=")[0].strip() for word in assignments}
+    for assignment in sorted(assignments, key=_order):
+        key, equals, text = assignment.partition("=")
+        refuse_option(key)
+        if not equals:
+            raise UsageError(f"{assignment!r} is not key=value: write for instance steps=2000")
+        key = key.strip()
+        if key in ("title", "seed"):
+            table[key] = parse(text)
+            continue
+        section, name = _locate(ALIASES.get(key, key), table)
+        if section == "data" and name == "name" and text != table["data"]["name"]:  # other options belonged to the old one
+            table["data"] = {key: value for key, value in table["data"].items() if key in annotations(SECTIONS["data"])}
+        if section == "model" and name == "method" and text != table["model"]["method"]:
+            _change_method(table, text)
+            if not named & {"loss", "training.loss"}:
+                table["training"]["loss"] = method_class(text).own_loss
+        if section == "encoder" and name == "name" and text != table["encoder"].get("name"):
+            _change_encoder(table, text)
+        table[section][name] = parse(text)
+    return from_table(table, "the command line")
+
+
+def _order(word: str) -> int:
+    """Methods first, then encoders: other keys may be theirs."""
+    key = ALIASES.get(key := word.partition("=")[0].strip(), key)
+    return 0 if key in ("method", "model.method") else 1 if key == "encoder.name" else 2
+
+
+def _change_method(table: dict[str, Any], name: str) -> None:
+    """Give a table another method: options, encoder and preprocessing that had been set stay, as far as they fit."""
+    old, new = method_class(table["model"]["method"]), method_class(name)
+    usual = defaults(old)
+    kept = {key: value for key, value in table["model"].items() if value != usual.get(key)}
+    table["model"] = _fitting(kept, method_options(name))
+    images = {key: value for key, value in table["preprocessing"].items() if value != old.usual_preprocessing.get(key)}
+    table["preprocessing"] = dict(new.usual_preprocessing) | images
+    if old.usual_encoder is None or new.usual_encoder is None:
+        table["encoder"] = {}
+        return
+    plain, options = usual_encoder(old.name)
+    usual = {"name": plain} | options
+    kept = {key: value for key, value in table["encoder"].items() if value != usual.get(key)}
+    plain, options = usual_encoder(name, kept.pop("name", ""))
+    table["encoder"] = {"name": plain} | options | _fitting(kept, encoder_options(plain))
+
+
+def _change_encoder(table: dict[str, Any], name: str) -> None:
+    """Give a table another encoder: of the options stay those that had been set and that it has too."""
+    _, options = usual_encoder(table["model"]["method"], table["encoder"].get("name", ""))
+    kept = {key: value for key, value in table["encoder"].items() if key != "name" and value != options.get(key)}
+    table["encoder"] = {"name": name} | _fitting(kept, encoder_options(name))
+
+
+def _fitting(options: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Those options that are known, with values that are allowed: the same word may mean something else there."""
+    fitting: dict[str, Any] = {}
+    for key, value in options.items():
+        with suppress(UsageError):
+            fitting |= check_options({key: value}, known, "")
+    return fitting
+
+
+def refuse_option(word: str) -> None:
+    """Refuse --steps where steps=2000 is meant."""
+    if word.startswith("-"):
+        raise UsageError(f"there is no option {word}: settings are words without dashes, {word.lstrip('-')}=VALUE")
+
+
+def _locate(key: str, table: Mapping[str, Any]) -> tuple[str, str]:
+    known = {name: set().union(*known_keys(name, table)) for name in SECTIONS}
+    section, dot, name = key.rpartition(".")
+    if dot:
+        if section in known and name in known[section]:
+            return section, name
+    else:
+        homes = [home for home, keys in known.items() if name in keys]
+        homes = [home for home in homes if home not in LAST] or homes
+        if len(homes) == 1:
+            return homes[0], name
+        if homes:
+            raise UsageError(f"{name!r} stands in several sections: write {' or '.join(f'{h}.{name}' for h in homes)}")
+    everything = [k for keys in known.values() for k in keys] + [f"{s}.{k}" for s, keys in known.items() for k in keys]
+    raise UsageError(f"there is no key {key!r}{nearest(key, everything)}; `sosn recipes NAME --json` shows every key")
