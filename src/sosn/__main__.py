@@ -2,4 +2,5 @@
 
 from sosn.cli import main
 
-main()
+if __name__ == "__main__":  # processes that decode images import this module too
+    main()

@@ -71,7 +71,7 @@ def save_method(path: Path, method: Method, about: Mapping[str, Any] | None = No
 def write_model(folder: Path, method: Method, recipe: Mapping[str, Any], seen: Sequence[Mapping[str, Any]] = ()) -> None:
     """A folder that `sosn eval`, `sosn compare` and sosn.load take, with a recipe's table. Refuses one that holds a model.
 
-    seen: classes that the weights were trained on besides those of the recipe, as training.seen.Seen tells them.
+    seen: classes that the weights were trained on besides those of the recipe, as training.seen.TrainingClasses tells them.
     """
     check_no_model(folder)
     try:

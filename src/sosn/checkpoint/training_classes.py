@@ -17,7 +17,7 @@ FAMILIES = ({"mini-imagenet", "tiered-imagenet"}, {"cifar-fs", "fc100"})  # whos
 
 
 @dataclass(frozen=True)
-class Seen:
+class TrainingClasses:
     """Classes of one dataset."""
 
     data: DataSection
@@ -27,8 +27,8 @@ class Seen:
         return {"name": self.data.name, "options": self.data.options, "classes": sorted(self.classes)}
 
     @staticmethod
-    def from_json(table: Mapping[str, Any]) -> "Seen":
-        return Seen(DataSection(table["name"], options=dict(table["options"])), frozenset(table["classes"]))
+    def from_json(table: Mapping[str, Any]) -> "TrainingClasses":
+        return TrainingClasses(DataSection(table["name"], options=dict(table["options"])), frozenset(table["classes"]))
 
 
 def same_classes(first: DataSection, second: DataSection) -> bool:
@@ -44,38 +44,37 @@ def _place(name: str) -> str:
     return f"{kind}:{Path(path).resolve()}" if colon else name
 
 
-def overlap(seen: Iterable[Seen], data: DataSection, names: Iterable[str]) -> set[str]:
-    """Those of the names, classes of the data, that have been seen."""
-    known = {name for one in seen if same_classes(one.data, data) for name in one.classes}
-    return known & set(names)
+def overlap(known: Iterable[TrainingClasses], data: DataSection, names: Iterable[str]) -> set[str]:
+    """Those of the names, classes of the data, that are among the known ones."""
+    return {name for one in known if same_classes(one.data, data) for name in one.classes} & set(names)
 
 
-def seen_by(model: str, dataset: str = "") -> list[Seen]:
-    """All that the weights of a model have seen, as far as it is known; of one dataset if it is named."""
+def training_classes(model: str, dataset: str = "") -> list[TrainingClasses]:
+    """All classes that the weights of a model were trained on, as far as is known; of one dataset if it is named."""
     about = read_about(model_path(model))
     if "recipe" not in about:
         return []
     recipe = from_table(about["recipe"], f"the recipe of model {model!r}")
-    before = [one for one in seen_before(model, recipe) if dataset in ("", one.data.name)]
+    before = [one for one in earlier_classes(model, recipe) if dataset in ("", one.data.name)]
     if dataset not in ("", recipe.data.name):  # opening others may take seconds
         return before
-    return [Seen(recipe.data, frozenset(trained_classes(model, recipe))), *before]
+    return [TrainingClasses(recipe.data, frozenset(own_classes(model, recipe))), *before]
 
 
-def seen_before(model: str, recipe: Recipe) -> list[Seen]:
-    """What the weights had seen that a model was started from: as it says itself, else as those say that its recipe names."""
+def earlier_classes(model: str, recipe: Recipe) -> list[TrainingClasses]:
+    """Classes that the weights were trained on before, which a model was started from."""
     written = read_about(model_path(model)).get("seen")
     if written is not None:
-        return [Seen.from_json(one) for one in written]
+        return [TrainingClasses.from_json(one) for one in written]
     if not recipe.training.start:
         return []
     try:
-        return seen_by(recipe.training.start)
+        return training_classes(recipe.training.start)
     except SosnError:  # they are not on this machine
         return []
 
 
-def trained_classes(model: str, recipe: Recipe) -> set[str]:
+def own_classes(model: str, recipe: Recipe) -> set[str]:
     """The classes of a model's own training: as its run wrote them down, else as its recipe finds them now."""
     written = written_classes(model)
     if written is not None:

@@ -17,10 +17,11 @@ from torch import Tensor
 from sosn.checkpoint.registry import load
 from sosn.checkpoint.storage import WEIGHTS_FILE, load_method, load_tensors, save_method, save_tensors
 from sosn.checkpoint.timm import open_timm
-from sosn.classify.background import Ground, Inverting, ground_for, inverted, warn_inverted
-from sosn.classify.image_type import Kind, fitting_model, kind_of_pictures
+from sosn.classify.background import Inverting
+from sosn.classify.image_type import ImageType, fitting_model, type_of_pictures
+from sosn.classify.reader import Reader
 from sosn.classify.support import IMAGES, Label, Support, encode_images
-from sosn.data.image import Picture, Pictures, list_pictures, read_pictures, source_of
+from sosn.data.image import Picture, Pictures, list_pictures, source_of
 from sosn.data.listing import list_classes
 from sosn.errors import CheckpointError, NotFittedError, SosnWarning, UsageError
 from sosn.evaluation.calibration import CALIBRATION_FILE, Calibration, calibration_of, probabilities, read_calibration
@@ -34,8 +35,8 @@ CLASSIFIER_FILE = "classifier.json"  # written last: a folder without it was nev
 
 
 @dataclass(frozen=True)
-class Alike:
-    """The picture of the support that a query is most alike."""
+class Nearest:
+    """The picture of the support that is nearest to a query."""
 
     label: Label
     index: int  # its place among all pictures given to fit and partial_fit, from 0
@@ -60,23 +61,22 @@ class Answer:
 
 @dataclass(frozen=True)
 class Explanation(Answer):
-    """An answer, and the picture of the support that speaks for it most."""
+    """An answer, and the picture of the support that is nearest."""
 
-    alike: Alike
+    nearest: Nearest
 
 
 class FewShotClassifier:
     """Tells classes apart from one or a few pictures of each; scikit-learn's estimator interface.
 
     model: a shipped model's name, a run folder, a method, or "auto": the shipped model for drawings or for photos, whichever
-    the pictures are (classify.image_type has the rule). encoder: in place of a model, "timm:NAME", a frozen backbone with the
-    nearest second-order prototype; its weights are timm's own, or those of the file checkpoint. device: cpu, cuda or auto.
-    polarity: "auto" inverts drawings on the other ground than those that the model was trained on (classify.background has the
-    rule), and tells how many; "as_is" leaves all pictures as they are.
+    the pictures are. encoder: in place of a model, "timm:NAME", a frozen backbone with the nearest second-order prototype;
+    its weights are timm's own, or those of the file checkpoint. device: cpu, cuda or auto. polarity: "auto" inverts light-on-
+    dark drawings for models trained on dark-on-light ones, or the reverse, and warns of it; "as_is" leaves all as they are.
 
     Pictures are paths, a folder, Pillow images, arrays (H×W or H×W×C) or tensors (C×H×W), uint8 or 0–1. After fit:
-    classes_, sorted; shots_, how many pictures each has; model_, the model's name; kind_, drawings or photos; calibration_,
-    what was measured of its confidence, or None; ground_, light or dark, which drawings are brought to, or None.
+    classes_, sorted; shots_, how many pictures each has; model_, the model's name; image_type_, drawings or photos;
+    calibration_, what was measured of its confidence, or None; background_, light or dark, or None where nothing is inverted.
     """
 
     _estimator_type = "classifier"
@@ -98,15 +98,14 @@ class FewShotClassifier:
     def fit(self, images: Pictures, labels: Sequence[Any] | Array | None = None) -> Self:
         """Remember pictures and their labels, or a folder of folders, whose names are the labels."""
         pictures, own = _labelled(images, labels)
-        kind = kind_of_pictures(pictures)
-        name, method, calibration = self._open_model(kind, min(Counter(own).values()))
-        ground = ground_for(method.preprocessing, self.polarity)
-        shown, count = _read(method, ground, pictures)
-        support = Support(method)
-        support.add(encode_images(method, shown), own)
-        self.kind_, self.model_, self.method_, self.calibration_, self.ground_ = kind, name, method, calibration, ground
+        images_are = type_of_pictures(pictures)
+        name, method, calibration = self._open_model(images_are, min(Counter(own).values()))
+        reader, support = Reader(method.preprocessing, self.polarity), Support(method)
+        support.add(encode_images(method, reader.read_all(pictures)), own)
+        self.image_type_, self.model_, self.method_, self.calibration_ = images_are, name, method, calibration
+        self.background_ = reader.background
         self._remember(support, pictures, own, [])
-        warn_inverted(count, len(pictures), ground, stacklevel=2)
+        reader.warn()
         return self
 
     def partial_fit(self, images: Pictures, labels: Sequence[Any] | Array | None = None) -> Self:
@@ -116,11 +115,10 @@ class FewShotClassifier:
         pictures, own = _labelled(images, labels)
         if type(own[0]) is not type(self._support.labels[0]):
             raise UsageError(f"labels are {type(own[0]).__name__}; those before were {type(self._support.labels[0]).__name__}")
-        shown, count = _read(self.method_, self.ground_, pictures)
-        support = self._support.copy()
-        support.add(encode_images(self.method_, shown), own)
+        reader, support = self.new_reader(), self._support.copy()
+        support.add(encode_images(self.method_, reader.read_all(pictures)), own)
         self._remember(support, pictures, own, self._given)
-        warn_inverted(count, len(pictures), self.ground_, stacklevel=2)
+        reader.warn()
         return self
 
     def predict(self, images: Pictures, reject: float | None = None) -> Array:
@@ -152,45 +150,59 @@ class FewShotClassifier:
 
     def answers(self, images: Pictures, reject: float | None = None) -> list[Answer]:
         """The answer to each picture, as predict gives it, with the scores of all classes."""
-        logits = self._logits(images)
+        return self._answers_of(self._logits(images), reject)
+
+    def answer_features(self, features: Tensor, reject: float | None = None) -> list[Answer]:
+        """The same from features that encode_images gave."""
+        return self._answers_of(self._support.logits(features).cpu(), reject)
+
+    def _answers_of(self, logits: Tensor, reject: float | None) -> list[Answer]:
         names = cast(list[Label], self.classes_.tolist())
         threshold = None if reject is None else self._threshold(reject)
-        told = []
+        found = []
         for row, chances, scores in zip(logits, self._probabilities(logits).tolist(), self.method_.score(logits), strict=True):
             best = int(row.argmax())
             refused = threshold is not None and float(row[best]) < threshold
             by_class = dict(zip(names, scores.tolist(), strict=True)), dict(zip(names, chances, strict=True))
-            told.append(Answer(None if refused else names[best], chances[best], *by_class))
-        return told
+            found.append(Answer(None if refused else names[best], chances[best], *by_class))
+        return found
 
-    def most_alike(self, images: Pictures) -> list[Alike]:
-        """For each picture that of the support which the model finds most alike, each taken as a class of its own."""
+    def nearest(self, images: Pictures) -> list[Nearest]:
+        """For each picture the nearest one of the support, each of which counts as a class of its own."""
         self._check_fitted()
-        singly = self._by_parts(list_pictures(images), self._support.picture_logits)
+        return self._nearest_of(self._by_parts(list_pictures(images), self._support.picture_logits))
+
+    def nearest_features(self, features: Tensor) -> list[Nearest]:
+        """The same from features that encode_images gave."""
+        return self._nearest_of(self._support.picture_logits(features).cpu())
+
+    def _nearest_of(self, singly: Tensor) -> list[Nearest]:
         given = self._in_order()
         found = []
         for row, scores in zip(singly, self.method_.score(singly), strict=True):
             label, (index, source) = given[int(row.argmax())]
-            found.append(Alike(label, index, source, float(scores[row.argmax()])))
+            found.append(Nearest(label, index, source, float(scores[row.argmax()])))
         return found
 
     def explain(self, image: Picture) -> Explanation:
-        """The scores of all classes for one picture, and the picture of the support that it is most alike."""
+        """The scores of all classes for one picture, and the nearest picture of the support."""
         self._check_fitted()
         pictures = list_pictures(image) if isinstance(image, str | os.PathLike) else [image]
         if len(pictures) > 1:
             raise UsageError(f"explain takes one image; {str(image)!r} holds {len(pictures)}")
-        shown, count = _read(self.method_, self.ground_, pictures)
-        warn_inverted(count, 1, self.ground_, stacklevel=2)
-        answer = self.answers(list(shown))[0]
-        return Explanation(**vars(answer), alike=self.most_alike(list(shown))[0])
+        reader = self.new_reader()
+        features = encode_images(self.method_, reader.read_all(pictures))
+        reader.warn()
+        return Explanation(**vars(self.answer_features(features)[0]), nearest=self.nearest_features(features)[0])
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write the model and what is remembered into a folder, as safetensors and JSON. Refuses one with another model."""
         self._check_fitted()
         path = Path(folder)
         if not (path / CLASSIFIER_FILE).exists() and (path.is_file() or (path / WEIGHTS_FILE).exists()):
-            raise UsageError(f"{str(folder)!r} is a file or holds a model that is no saved classifier: choose another folder")
+            raise UsageError(
+                f"{str(folder)!r} is a file or holds a model that is not a saved classifier: choose another folder"
+            )
         path.mkdir(parents=True, exist_ok=True)
         save_method(path / WEIGHTS_FILE, self.method_)
         features = torch.cat([self._support.shots[label] for label in self._support.labels])
@@ -203,7 +215,7 @@ class FewShotClassifier:
         document = {
             "params": {name: os.fspath(value) for name, value in params if isinstance(value, str | os.PathLike)},
             "model_name": self.model_,
-            "kind": self.kind_,
+            "image_type": self.image_type_,
             "pictures": [{"label": label, "index": index, "source": source} for label, (index, source) in self._in_order()],
             "files": {name: file_digest(path / name) for name in (WEIGHTS_FILE, SUPPORT_FILE)},
         }
@@ -214,21 +226,24 @@ class FewShotClassifier:
         """A classifier as it was saved. Refuses a folder that is not whole."""
         path = Path(folder)
         if not (path / CLASSIFIER_FILE).is_file():
-            raise CheckpointError(f"{str(folder)!r} holds no {CLASSIFIER_FILE}: it is no classifier that was saved whole")
+            raise CheckpointError(
+                f"{str(folder)!r} has no {CLASSIFIER_FILE}: it is not a saved classifier, or saving was interrupted"
+            )
         try:
-            told = json.loads((path / CLASSIFIER_FILE).read_text("utf-8"))
-            if any(file_digest(path / name) != digest for name, digest in told["files"].items()):
+            document = json.loads((path / CLASSIFIER_FILE).read_text("utf-8"))
+            if any(file_digest(path / name) != digest for name, digest in document["files"].items()):
                 raise CheckpointError(f"the files in {str(folder)!r} do not belong together: save the classifier again")
             method, _ = load_method(path / WEIGHTS_FILE)
             features = load_tensors(path / SUPPORT_FILE)[0]["features"]
-            own = [one["label"] for one in told["pictures"]]
-            loaded = cls(**{"model": str(folder)} | told["params"])
-            loaded.kind_, loaded.model_ = told["kind"], told["model_name"]
-            given = [(one["index"], one["label"], one["source"]) for one in told["pictures"]]
+            own = [one["label"] for one in document["pictures"]]
+            loaded = cls(**{"model": str(folder)} | document["params"])
+            loaded.image_type_ = document.get("image_type") or document["kind"]  # as earlier versions called it
+            loaded.model_ = document["model_name"]
+            given = [(one["index"], one["label"], one["source"]) for one in document["pictures"]]
         except (KeyError, TypeError, ValueError, OSError) as error:
             raise CheckpointError(f"{str(folder)!r} holds a damaged classifier ({error}): save it again") from error
         loaded.method_ = method.to(resolve_device(loaded.device))
-        loaded.ground_ = ground_for(method.preprocessing, loaded.polarity)
+        loaded.background_ = loaded.new_reader().background
         loaded.calibration_ = read_calibration(path / CALIBRATION_FILE)
         support = Support(loaded.method_)
         support.add(features.to(method.device), own)
@@ -268,7 +283,7 @@ class FewShotClassifier:
         target = TargetTags(required=False)
         return Tags(estimator_type="classifier", target_tags=target, classifier_tags=ClassifierTags(), input_tags=images)
 
-    def _open_model(self, kind: Kind, shots: int) -> tuple[str, Method, Calibration | None]:
+    def _open_model(self, wanted: ImageType, shots: int) -> tuple[str, Method, Calibration | None]:
         """The model's name, the model on its device, and its calibration. Refuses one that was never trained."""
         device = resolve_device(self.device)
         if self.encoder is not None:
@@ -280,7 +295,7 @@ class FewShotClassifier:
         if isinstance(self.model, Method):
             self.model.check_trained()
             return self.model.name, self.model.to(device), None
-        name = fitting_model(kind, shots) if self.model == "auto" else str(self.model)
+        name = fitting_model(wanted, shots) if self.model == "auto" else str(self.model)
         method = load(name)
         method.check_trained()
         return name, method.to(device), calibration_of(name)
@@ -313,18 +328,21 @@ class FewShotClassifier:
 
     def _by_parts(self, pictures: Sequence[Picture], compare: Callable[[Tensor], Tensor]) -> Tensor:
         """What compare says of the features of all pictures, a part of them at a time."""
-        found, count = [], 0
+        reader, found = self.new_reader(), []
         for first in range(0, len(pictures), IMAGES):
-            shown, own = _read(self.method_, self.ground_, pictures[first : first + IMAGES])
-            found.append(compare(encode_images(self.method_, shown)).cpu())
-            count += own
-        warn_inverted(count, len(pictures), self.ground_, stacklevel=4)
+            part = reader.read_all(pictures[first : first + IMAGES])
+            found.append(compare(encode_images(self.method_, part)).cpu())
+        reader.warn(stacklevel=4)
         return torch.cat(found)
+
+    def new_reader(self) -> Reader:
+        """What reads pictures for its model."""
+        return Reader(self.method_.preprocessing, self.polarity)
 
     def _probabilities(self, logits: Tensor) -> Tensor:
         if self.calibration_ is None:
             warnings.warn(
-                f"the probabilities of model {self.model_!r} are not calibrated: their order counts, not their size",
+                f"the probabilities of model {self.model_!r} are not calibrated: trust their order, not their size",
                 SosnWarning,
                 stacklevel=4,
             )
@@ -334,8 +352,8 @@ class FewShotClassifier:
     def _threshold(self, reject: float) -> float:
         if self.calibration_ is None:
             raise UsageError(
-                f"model {self.model_!r} was not calibrated, so nobody knows how unlike an unknown image is: leave out "
-                "reject, use a model whose card has a calibration, or measure it with benchmarks/calibrate_model.py"
+                f"model {self.model_!r} was not calibrated, so reject has no threshold: leave reject out, use a model whose "
+                "card has a calibration, or measure one with benchmarks/calibrate_model.py"
             )
         return self.calibration_.threshold(len(self.classes_), min(self._support.counts), reject)
 
@@ -359,8 +377,3 @@ def _labelled(images: Pictures, labels: Sequence[Any] | Array | None) -> tuple[l
     if own.dtype.kind not in "iubU":
         raise UsageError(f"labels are {own.dtype}; they are words or whole numbers")
     return pictures, cast(list[Label], own.tolist())
-
-
-def _read(method: Method, ground: Ground | None, pictures: Sequence[Picture]) -> tuple[Tensor, int]:
-    """Pictures as images for a model, on the ground that it knows, and how many were inverted for that."""
-    return inverted(read_pictures(pictures, method.preprocessing.source, method.preprocessing.channels), ground)

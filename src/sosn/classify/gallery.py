@@ -2,7 +2,7 @@
 
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -16,9 +16,10 @@ from torch import Tensor
 
 from sosn.checkpoint.registry import load
 from sosn.checkpoint.storage import WEIGHTS_FILE, load_method, save_method
-from sosn.classify.background import Inverting, ground_for, inverted, warn_inverted
+from sosn.classify.background import Inverting, background_for
+from sosn.classify.reader import Reader
 from sosn.classify.support import encode_images
-from sosn.data.image import Picture, Pictures, list_pictures, read_pictures
+from sosn.data.image import Pictures, list_pictures
 from sosn.errors import CheckpointError, DataError, UsageError
 from sosn.method.base import Method
 from sosn.second_order import upper_triangle
@@ -43,8 +44,8 @@ class Gallery:
 
     A folder holds the model (safetensors) and the classes (SQLite): every add and remove is a transaction, whole or not
     there, and touches no other class. A query is compared with all descriptors by cosine (FAISS where it is installed, a
-    matrix product elsewhere), and the similarity net ranks the nearest ones. How a gallery was made to take drawings on the
-    other ground (polarity of create) it remembers.
+    matrix product elsewhere), and the similarity net ranks the nearest ones. A gallery remembers the polarity it was
+    created with.
     """
 
     def __init__(self, folder: str | os.PathLike[str], device: str = "cpu") -> None:
@@ -54,7 +55,7 @@ class Gallery:
             raise CheckpointError(f"{str(folder)!r} holds no gallery: make one with Gallery.create")
         method, about = load_method(self.folder / WEIGHTS_FILE)
         self.method = _checked(method.to(resolve_device(device)))
-        self._ground = ground_for(method.preprocessing, about.get("polarity", "auto"))
+        self._reader = Reader(method.preprocessing, about.get("polarity", "auto"))
         rows = self._rows()
         self.labels: list[str] = [label for label, _ in rows]
         shape = self._shape()
@@ -74,14 +75,14 @@ class Gallery:
     ) -> Self:
         """An empty gallery for a SoSN model, by name or run folder. Refuses a folder that holds something else.
 
-        polarity: "auto" inverts drawings on the other ground than those that the model was trained on, and tells how many;
+        polarity: "auto" inverts drawings on the other background than those that the model was trained on, and warns of it;
         "as_is" leaves all pictures as they are.
         """
         path = Path(folder)
         if path.exists() and any(path.iterdir()):
             raise UsageError(f"{str(folder)!r} is not empty: choose another folder, or open it with Gallery")
         method = _checked(load(os.fspath(model)))
-        ground_for(method.preprocessing, polarity)  # refuses a polarity that there is not
+        background_for(method.preprocessing, polarity)  # refuses a polarity that there is not
         path.mkdir(parents=True, exist_ok=True)
         save_method(path / WEIGHTS_FILE, method, {"polarity": polarity})
         with closing(sqlite3.connect(path / CLASSES_FILE)) as base, base:
@@ -110,11 +111,7 @@ class Gallery:
             if label in known:
                 raise UsageError(f"class {label!r} is in the gallery: remove it first")
         pictures = {label: list_pictures(images) for label, images in classes.items()}
-        found, count = [], 0
-        for own in pictures.values():
-            shown, turns = self._read(own)
-            found.append(self._describe(shown, together=True)[0])
-            count += turns
+        found = [self._describe(self._reader.read_all(own), together=True)[0] for own in pictures.values()]
         described = torch.stack(found).cpu().half()
         rows = [(label, len(own), one.numpy().tobytes()) for (label, own), one in zip(pictures.items(), described, strict=True)]
         with self._base() as base:
@@ -122,7 +119,7 @@ class Gallery:
         self.labels += pictures
         self._described = torch.cat((self._described, described))
         self._index.add(self._directions(described))
-        warn_inverted(count, sum(map(len, pictures.values())), self._ground, stacklevel=3)
+        self._reader.warn(stacklevel=3)
 
     def remove(self, label: str) -> None:
         """Forget a class. Refuses one that is not there."""
@@ -142,7 +139,7 @@ class Gallery:
             raise DataError("the gallery is empty: add classes first")
         if top < 1 or (shortlist is not None and shortlist < 1):
             raise UsageError(f"top is {top} and shortlist {shortlist}; both are 1 or more")
-        queries = self._asked(images, 1)
+        queries = self._queries(images, 1)
         if shortlist is None or shortlist >= len(self.labels):
             rows = torch.arange(len(self.labels)).expand(len(queries), -1)
         else:
@@ -158,20 +155,15 @@ class Gallery:
 
     def shortlist(self, images: Pictures, size: int = SHORTLIST) -> list[list[str]]:
         """The classes whose descriptors are nearest to each picture's, before the similarity net has looked at them."""
-        queries = self._asked(images).cpu()
+        queries = self._queries(images).cpu()
         rows = self._index.nearest(self._directions(queries), min(size, len(self.labels)))
         return [[self.labels[place] for place in row.tolist()] for row in rows]
 
-    def _asked(self, images: Pictures, decorators: int = 0) -> Tensor:
-        """Descriptors of pictures that are asked for, one each; decorators: of the function that a user calls."""
-        shown, count = self._read(list_pictures(images))
-        warn_inverted(count, len(shown), self._ground, stacklevel=3 + decorators)
-        return self._describe(shown, together=False)
-
-    def _read(self, pictures: Sequence[Picture]) -> tuple[Tensor, int]:
-        """Pictures as images for the model, on the ground that it knows, and how many were inverted for that."""
-        size, channels = self.method.preprocessing.source, self.method.preprocessing.channels
-        return inverted(read_pictures(pictures, size, channels), self._ground)
+    def _queries(self, images: Pictures, decorators: int = 0) -> Tensor:
+        """Descriptions of pictures, one each; decorators: of the function that a user calls."""
+        found = self._reader.read_all(list_pictures(images))
+        self._reader.warn(stacklevel=3 + decorators)
+        return self._describe(found, together=False)
 
     def _describe(self, images: Tensor, together: bool) -> Tensor:
         """Descriptors (B, P, S, K, K) of images, or (1, …) of one class that they all show."""

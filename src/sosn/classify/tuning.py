@@ -13,13 +13,13 @@ from torch import Tensor
 
 from sosn.checkpoint.registry import load_with_recipe
 from sosn.checkpoint.storage import check_no_model, write_model
-from sosn.checkpoint.training_classes import Seen, seen_by
-from sosn.classify.background import Inverting, ground_for, inverted, warn_inverted
-from sosn.classify.image_type import fitting_model, kind_of_pictures
+from sosn.checkpoint.training_classes import TrainingClasses, training_classes
+from sosn.classify.background import Inverting
+from sosn.classify.image_type import fitting_model, type_of_pictures
+from sosn.classify.reader import Reader
 from sosn.classify.support import Support, encode_images
 from sosn.data.augmentation import AugmentationSection, augment
 from sosn.data.bank import SPLITS, Bank
-from sosn.data.image import read_pictures
 from sosn.data.listing import list_classes
 from sosn.data.sampler import EpisodeSampler
 from sosn.errors import DataError, TrainingError, UsageError
@@ -134,11 +134,11 @@ def _numbers(bank: Bank) -> Sequence[int]:
     return [int(label) for label in bank.labels]
 
 
-def _shown(support: Path, names: Sequence[str]) -> list[Seen]:
-    """Classes of a folder as seen: by its own name, and by that of the folder around where it is one of its splits."""
+def _training_classes(support: Path, names: Sequence[str]) -> list[TrainingClasses]:
+    """Classes of a folder: by its own name, and by that of the folder around it where it is one of its splits."""
     folder = support.expanduser().absolute()
     places = (folder, folder.parent) if folder.name in SPLITS else (folder,)
-    return [Seen(DataSection(f"folder:{place}"), frozenset(names)) for place in places]
+    return [TrainingClasses(DataSection(f"folder:{place}"), frozenset(names)) for place in places]
 
 
 def tune_model(
@@ -147,19 +147,20 @@ def tune_model(
 ) -> tuple[str, Tuned]:  # fmt: skip
     """Tune a model on a folder of classes and, if that helps, write it to a folder: the model's name, and what came of it.
 
-    Drawings are shown to it as FewShotClassifier does, on the ground that it knows. The classes count as seen ever after.
+    Drawings are inverted as FewShotClassifier does. The classes count as training classes of the tuned model.
     """
     check_no_model(out)
     files, labels = list_classes(support)
-    name = fitting_model(kind_of_pictures(files)) if model == "auto" else model
+    name = fitting_model(type_of_pictures(files)) if model == "auto" else model
     method, recipe = load_with_recipe(name)
-    ground = ground_for(method.preprocessing, polarity)
-    images, count = inverted(read_pictures(files, method.preprocessing.source, method.preprocessing.channels), ground)
-    warn_inverted(count, len(files), ground, stacklevel=2)
+    reader = Reader(method.preprocessing, polarity)
+    images = reader.read_all(files)
+    reader.warn()
     names = tuple(dict.fromkeys(labels))
     bank = Bank(images, torch.tensor([names.index(label) for label in labels]), names)
     result = tune(method, bank, steps, seed, progress)
     if result.method is not None:
         tuned = replace(recipe, title=f"{name}, tuned on {len(names)} classes of {support.name}")
-        write_model(out, result.method, tuned.to_table(), [one.to_json() for one in (*_shown(support, names), *seen_by(name))])
+        known = (*_training_classes(support, names), *training_classes(name))
+        write_model(out, result.method, tuned.to_table(), [one.to_json() for one in known])
     return name, result

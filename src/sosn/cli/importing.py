@@ -10,7 +10,7 @@ from sosn.cli.common import AsJson, print_json
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sosn.checkpoint.training_classes import Seen
+    from sosn.checkpoint.training_classes import TrainingClasses
     from sosn.method import Method
     from sosn.recipe.recipe import Recipe
 
@@ -46,13 +46,13 @@ def frozen(
     """The encoder of a model as it is, with the nearest prototype in place of what compares."""
     from sosn.checkpoint.importing import import_frozen
     from sosn.checkpoint.registry import load_with_recipe
-    from sosn.checkpoint.training_classes import seen_before
+    from sosn.checkpoint.training_classes import earlier_classes
 
     method, recipe = import_frozen(model, options or [])
-    _write(out, method, recipe, as_json, seen_before(model, load_with_recipe(model)[1]))
+    _write(out, method, recipe, as_json, earlier_classes(model, load_with_recipe(model)[1]))
 
 
-def _write(out: Path, method: "Method", recipe: "Recipe", as_json: bool, seen: "Sequence[Seen]" = ()) -> None:
+def _write(out: Path, method: "Method", recipe: "Recipe", as_json: bool, seen: "Sequence[TrainingClasses]" = ()) -> None:
     from sosn.checkpoint.storage import write_model
 
     write_model(out, method, recipe.to_table(), [one.to_json() for one in seen])

@@ -55,7 +55,7 @@ def classify(
         console.print(f"page: {write_answers(html, support, told, expected)}", soft_wrap=True, markup=False)
     if as_json:
         document = {
-            "model": classifier.model_, "kind": classifier.kind_, "calibrated": classifier.calibration_ is not None,
+            "model": classifier.model_, "image_type": classifier.image_type_, "calibrated": classifier.calibration_ is not None,
             "classes": dict(zip(classifier.classes_.tolist(), classifier.shots_, strict=True)), "reject": reject,
             "answers": [one.to_json() for one in told if one.answer], "failed": [one.to_json() for one in told if one.error],
         }  # fmt: skip

@@ -1,9 +1,10 @@
-"""Pictures as people have them: files, folders, Pillow images, arrays, tensors. Each becomes what its file would give."""
+"""The one way a picture becomes a tensor: files, folders, Pillow images, arrays and tensors, as people have them."""
 
 import os
 import warnings
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from sosn.data.listing import image_files
+from sosn.data.listing import image_files, skipped
 from sosn.data.pixels import LARGEST, fit_pixels, read_pixels
 from sosn.errors import DataError, SosnWarning, UsageError
 
@@ -38,23 +39,59 @@ def list_pictures(pictures: Pictures) -> list[Picture]:
     return listed
 
 
-def read_pictures(pictures: Sequence[Picture], size: int, channels: int) -> Tensor:
-    """Pictures as uint8 images (B, channels, size, size), resized with antialiasing. Refuses what is no picture."""
+@dataclass(frozen=True)
+class Images:
+    """Pictures that were read as uint8 images (B, channels, size, size), and why others were not."""
+
+    images: Tensor
+    places: tuple[int, ...]  # of the images, among all pictures
+    errors: dict[int, DataError]  # by place
+
+    def all(self) -> Tensor:
+        """The images, if every picture could be read. Raises the first error otherwise."""
+        for error in self.errors.values():
+            raise error
+        return self.images
+
+
+def read_images(pictures: Sequence[Picture], size: int, channels: int) -> Images:
+    """Read pictures in parallel. One that cannot be read becomes an error of its own and does not stop the others."""
+
+    def attempt(picture: Picture) -> Tensor | DataError:
+        try:
+            return read_image(picture, size, channels)
+        except DataError as error:
+            return error
+
     if len(pictures) == 1:  # no threads for one
-        return read_picture(pictures[0], size, channels).unsqueeze(0)
-    with ThreadPoolExecutor() as pool:
-        return torch.stack(list(pool.map(lambda one: read_picture(one, size, channels), pictures)))
+        results = [attempt(pictures[0])]
+    else:
+        with ThreadPoolExecutor() as pool:
+            results = list(pool.map(attempt, pictures))
+    found = {place: one for place, one in enumerate(results) if isinstance(one, Tensor)}
+    errors = {place: one for place, one in enumerate(results) if isinstance(one, DataError)}
+    blank = torch.empty(0, channels, size, size, dtype=torch.uint8)
+    return Images(torch.stack(list(found.values())) if found else blank, tuple(found), errors)
 
 
-def read_picture(picture: Picture, size: int, channels: int) -> Tensor:
-    """One picture as a uint8 image (channels, size, size).
+def read_image(
+    picture: Picture,
+    size: int,
+    channels: int,
+    crop: float = 1.0,
+    max_pixels: int = LARGEST,
+    way_out: str = "shrink it",
+) -> Tensor:
+    """One picture as a uint8 image (channels, size, size): oriented, on white where transparent, resized.
 
-    Arrays are H×W, H×W×1, H×W×3 or H×W×4, tensors H×W or C×H×W; both uint8 (0–255) or floating point (0–1).
+    A path, a Pillow image, an array (H×W, H×W×1, H×W×3 or H×W×4) or a tensor (H×W or C×H×W); the last two uint8 (0–255) or
+    floating point (0–1). crop: the central share of either side that is kept. way_out: what to do about an image of more than
+    max_pixels, for the message.
     """
     if isinstance(picture, str | os.PathLike):
         if Path(picture).is_dir():
             raise DataError(f"{str(picture)!r} is a folder: give its images")
-        return read_image(picture, size, channels)
+        return torch.from_numpy(read_pixels(picture, size, channels, crop, max_pixels, way_out))
     if isinstance(picture, Image.Image):
         opened = picture
     elif isinstance(picture, np.ndarray | Tensor):
@@ -62,7 +99,7 @@ def read_picture(picture: Picture, size: int, channels: int) -> Tensor:
     else:
         raise UsageError(f"an image is a {type(picture).__name__}; give a path, a Pillow image, an array or a tensor")
     try:
-        return fit_image(opened, size, channels)
+        return torch.from_numpy(fit_pixels(opened, size, channels, crop))
     except (OSError, SyntaxError, ValueError) as error:  # Pillow reads a file as late as it can
         raise DataError(f"a Pillow image cannot be used ({error})") from error
 
@@ -83,7 +120,7 @@ def _files(path: Path) -> list[Picture]:
     if not files:
         raise DataError(f"folder {str(path)!r} has no image files in it")
     if others:
-        warnings.warn(f"{len(others)} files in {str(path)!r} are no images by name and left out", SosnWarning, stacklevel=4)
+        warnings.warn(skipped(others, path), SosnWarning, stacklevel=4)
     return list(files)
 
 
@@ -119,20 +156,3 @@ def _pixels(picture: np.ndarray[Any, Any] | Tensor) -> np.ndarray[Any, Any]:
         values = values.permute(1, 2, 0)
     array: np.ndarray[Any, Any] = values.contiguous().numpy()
     return array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array
-
-
-def read_image(
-    file: str | os.PathLike[str],
-    size: int,
-    channels: int,
-    crop: float = 1.0,
-    max_pixels: int = LARGEST,
-    way_out: str = "shrink it",
-) -> Tensor:
-    """What read_pixels gives, as a tensor."""
-    return torch.from_numpy(read_pixels(file, size, channels, crop, max_pixels, way_out))
-
-
-def fit_image(opened: Image.Image, size: int, channels: int, crop: float = 1.0) -> Tensor:
-    """What fit_pixels gives, as a tensor."""
-    return torch.from_numpy(fit_pixels(opened, size, channels, crop))

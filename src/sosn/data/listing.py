@@ -3,7 +3,7 @@
 import csv
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +11,8 @@ from PIL import Image
 
 from sosn.data.bank import SPLITS
 from sosn.errors import DataError, SosnWarning
+
+NAMED = 3  # files that a sentence names
 
 
 @dataclass(frozen=True)
@@ -53,15 +55,18 @@ def image_files(folder: Path) -> tuple[list[Path], list[Path]]:
     return [file for file in files if file.suffix.lower() in known], others
 
 
-def warn_left_out(root: Path, others: list[Path]) -> None:
-    """Say how many files of a folder are not looked at, if any."""
+def skipped(files: Sequence[Path], root: Path) -> str:
+    """A sentence that names files which are not images, the first three of them."""
+    names = [str(file.relative_to(root)) if file.is_relative_to(root) else str(file) for file in files]
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"skipped {len(names)} file{'s' * (len(names) > 1)} in {str(root)!r}, not images: {', '.join(names[:NAMED])}{more}"
+
+
+def warn_left_out(root: Path, others: Sequence[Path]) -> None:
+    """Say which files of a folder of classes are not looked at, if any."""
     if others:
-        warnings.warn(
-            f"{len(others)} file{'s' * (len(others) > 1)} in {str(root)!r} left out, such as "
-            f"{str(others[0].relative_to(root))!r}: not an image by its name, or in no folder of a class",
-            SosnWarning,
-            stacklevel=4,
-        )
+        sentence = f"{skipped(others, root)} (not images by their names, or in no class folder)"
+        warnings.warn(sentence.replace(", not images:", ":"), SosnWarning, stacklevel=4)
 
 
 def _visible(root: Path, kind: Callable[[Path], bool]) -> list[Path]:

@@ -9,7 +9,15 @@ from typing import Any, Literal
 import torch
 
 from sosn.checkpoint.registry import load_with_recipe
-from sosn.checkpoint.training_classes import Seen, overlap, same_classes, seen_before, seen_by, trained_classes, written_classes
+from sosn.checkpoint.training_classes import (
+    TrainingClasses,
+    earlier_classes,
+    overlap,
+    own_classes,
+    same_classes,
+    training_classes,
+    written_classes,
+)
 from sosn.data.bank import Bank
 from sosn.data.dataset import open_bank
 from sosn.data.dataset.lake import read_runs
@@ -126,7 +134,7 @@ def evaluate_with(
 
 def check_runs(model: str) -> None:
     """Warn of a model that was trained on characters of the alphabets that Lake et al.'s runs are drawn from."""
-    known = {name for one in seen_by(model, "omniglot") for name in one.classes}
+    known = {name for one in training_classes(model, "omniglot") for name in one.classes}
     evaluated = {name for name in known if "images_evaluation" in name}
     if evaluated:
         warnings.warn(
@@ -141,12 +149,12 @@ def check_unseen(model: str, trained: Recipe, recipe: Recipe, bank: Bank, split:
     """Refuse classes that the model, or what it was started from, was trained on: they are split otherwise now."""
     if split == "train":
         return
-    seen = seen_before(model, trained)
+    seen = earlier_classes(model, trained)
     if same_classes(trained.data, recipe.data):
         written = written_classes(model)
         if written is None and recipe.data != trained.data:  # else they are split as they were
-            written = trained_classes(model, trained)
-        seen.append(Seen(trained.data, frozenset(written or ())))
+            written = own_classes(model, trained)
+        seen.append(TrainingClasses(trained.data, frozenset(written or ())))
     known = overlap(seen, recipe.data, bank.names)
     if known:
         raise DataError(

@@ -12,7 +12,7 @@ from PIL import Image
 
 import sosn
 from sosn.classify.batch import Classified
-from sosn.data.image import fit_image
+from sosn.data.image import read_image
 from sosn.data.listing import class_files
 from sosn.errors import UsageError
 from sosn.util.files import write_atomically
@@ -40,24 +40,24 @@ def write_answers(path: Path, support: Path, told: list[Classified], lead: str) 
 def check_page(path: Path) -> None:
     """Refuse a place for the page that is no page, or that holds something else than a page of ours."""
     if path.suffix.lower() not in (".html", ".htm"):
-        raise UsageError(f"--html {str(path)!r} is no name of a page: let it end in .html")
+        raise UsageError(f"--html needs a file name that ends in .html, got {str(path)!r}")
     if path.is_dir() or (path.is_file() and MARK not in path.read_bytes()[:1000]):
-        raise UsageError(f"{str(path)!r} is there and no page of sosn's: choose another name for --html")
+        raise UsageError(f"{str(path)!r} exists and is not a page that sosn wrote: choose another name for --html")
 
 
 def _row(one: Classified) -> dict[str, Any]:
     assert one.answer is not None
     likely = sorted(one.answer.probabilities.items(), key=lambda pair: -pair[1])[:LIKELY]
     row = {"image": one.image, "picture": _thumbnail(Path(one.image)), "answer": one.answer.answer, "likely": likely}
-    if one.alike and one.alike.source:
-        row |= {"alike": _thumbnail(Path(one.alike.source)), "alike_name": Path(one.alike.source).name}
+    if one.nearest and one.nearest.source:
+        row |= {"nearest": _thumbnail(Path(one.nearest.source)), "nearest_name": Path(one.nearest.source).name}
     return row
 
 
 def _thumbnail(file: Path) -> str:
     with Image.open(file) as opened:
         longest = max(opened.size)
-        square = Image.fromarray(fit_image(opened, min(THUMBNAIL, longest), 3).permute(1, 2, 0).contiguous().numpy())
+        square = Image.fromarray(read_image(opened, min(THUMBNAIL, longest), 3).permute(1, 2, 0).contiguous().numpy())
     buffer = io.BytesIO()
     square.save(buffer, "JPEG", quality=85)
     return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -8,7 +8,7 @@ import torch
 
 from sosn.checkpoint.registry import model_path
 from sosn.checkpoint.storage import load_tensors
-from sosn.checkpoint.training_classes import Seen, seen_by
+from sosn.checkpoint.training_classes import TrainingClasses, training_classes
 from sosn.errors import CheckpointError, UsageError
 from sosn.method import Method
 from sosn.util.files import file_digest
@@ -26,7 +26,7 @@ class Start:
     taken: tuple[str, ...]  # names of parameters and buffers
     own: tuple[str, ...]  # those of the new model that begin as they would without
     unused: tuple[str, ...]  # those of the other model that have no place here
-    seen: tuple[Seen, ...]  # classes that the weights were trained on
+    seen: tuple[TrainingClasses, ...]  # classes that the weights were trained on
 
     def __str__(self) -> str:
         sentence = f"{len(self.taken)} of {len(self.taken) + len(self.own)} tensors begin as in {self.model!r}"
@@ -60,7 +60,7 @@ def take_weights(method: Method, model: str) -> Start:
             own[name].copy_(given[name])
     return Start(
         model, file_digest(path), taken, tuple(name for name in own if name not in taken),
-        tuple(sorted(given.keys() - set(taken))), tuple(seen_by(model)),
+        tuple(sorted(given.keys() - set(taken))), tuple(training_classes(model)),
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from sosn.data.image import fit_image
+from sosn.data.image import read_image
 from sosn.data.prepare.pickles import read_pickle
 from sosn.errors import DataError, SosnError
 
@@ -91,6 +91,6 @@ def read_row(path: str, row: int, size: int, channels: int, crop: float = 1.0) -
             if pixels.dtype != np.uint8:
                 raise DataError(f"{str(path)!r} holds {pixels.dtype} pixels; uint8 is needed")
             image = Image.fromarray(pixels)
-        return fit_image(image, size, channels, crop)
+        return read_image(image, size, channels, crop)
     except (OSError, TypeError, ValueError, SyntaxError) as error:
         raise DataError(f"row {row} of {str(path)!r} is no image ({error})") from error

@@ -1,21 +1,25 @@
-"""A process that decodes image files into rows of a file; sosn.data.decoding starts several."""
+"""What a process that decodes images runs. Nothing here imports PyTorch, so such processes start at once and stay small."""
 
-import json
+import multiprocessing
 import os
-import sys
+import signal
+import threading
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any, NamedTuple, TextIO
+from multiprocessing.connection import wait
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sosn.data.pixels import read_pixels
+from sosn.errors import SosnError
 
 WAY_OUT = "shrink it, or raise --max-pixels"  # of an image with too many pixels
+_how: "How"
+_images: "np.ndarray[Any, np.dtype[np.uint8]]"
 
 
 class How(NamedTuple):
-    """The file of rows, and what its images are like."""
+    """The file of rows that images are decoded into, and what its images are like."""
 
     file: str
     size: int
@@ -23,34 +27,22 @@ class How(NamedTuple):
     max_pixels: int
 
 
-Batch = tuple[int, Sequence[tuple[str, float]]]  # the row of the first image, and files, each with the share that is kept
+def start(how: How) -> None:
+    """Open the file of rows, leave interrupts to the process that asked, and end when that one is no more."""
+    global _how, _images
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _how, _images = how, np.load(how.file, mmap_mode="r+")
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=lambda: wait([parent.sentinel]) and os._exit(1), daemon=True).start()
 
 
-def serve() -> None:
-    """Decode the batches that come in, a line of JSON each, and answer with the kind and text of an error, or null."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever is printed goes elsewhere
-    with suppress(BrokenPipeError):  # the process that asked is no more
-        how = How(*json.loads(sys.stdin.buffer.readline()))
-        images = np.load(how.file, mmap_mode="r+")
-        _answer(answers, None)
-        for line in sys.stdin.buffer:
-            first, files = json.loads(line)
-            _answer(answers, _decode(images, first, files, how))
-
-
-def _decode(
-    images: "np.ndarray[Any, np.dtype[np.uint8]]", first: int, files: Sequence[tuple[str, float]], how: How
-) -> tuple[str, str] | None:
-    """Decode files into rows from the first on; the kind and text of the error that ended it, if one did."""
+def decode_files(first: int, files: Sequence[tuple[str, float]]) -> None:
+    """Decode files, each with the central share that is kept, into the rows from the first on."""
     try:
         for row, (file, crop) in enumerate(files, first):
-            images[row] = read_pixels(file, how.size, how.channels, crop, how.max_pixels, WAY_OUT)
-    except Exception as problem:
-        return type(problem).__name__, str(problem)
-    return None
-
-
-def _answer(answers: TextIO, answer: tuple[str, str] | None) -> None:
-    answers.write(json.dumps(answer) + "\n")
-    answers.flush()
+            _images[row] = read_pixels(file, _how.size, _how.channels, crop, _how.max_pixels, WAY_OUT)
+    except SosnError:
+        raise
+    except Exception as error:  # whatever a decoder raises must reach the other process as text
+        raise SosnError(f"{type(error).__name__}: {error}") from None

@@ -22,8 +22,8 @@ from sosn.data.bank import Bank
 from sosn.data.image import read_image
 from sosn.data.pixels import LARGEST
 from sosn.data.prepare.arrays import read_row
+from sosn.data.prepare.decode import decode
 from sosn.data.prepare.decoder import WAY_OUT, How
-from sosn.data.prepare.decoding import decode
 from sosn.errors import DataError, MissingSplitError, SosnError
 from sosn.util.files import write_atomically
 
