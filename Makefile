@@ -2,13 +2,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format clean
+.PHONY: demo test check lint format clean
 
 demo: .venv/.installed
 	$(BIN)/sosn demo
 
 test: .venv/.tested
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+
+check: lint  # style, types and the tests that are not marked slow: what to run while working
+	PYTEST_ADDOPTS='-m "not slow"' $(MAKE) --no-print-directory test
 
 lint: .venv/.tested
 	$(BIN)/ruff check .

@@ -183,20 +183,6 @@ def test_the_page_on_rivals_names_every_method_and_says_what_it_declares() -> No
         assert cells[4].split(";")[0] == ("yes" if method.adapts else "no")
 
 
-def test_modules_import_only_what_stands_beside_or_below_them() -> None:
-    guide = " ".join((ROOT / "CONTRIBUTING.md").read_text("utf-8").split())
-    levels = guide.split("beside or below it: ")[1].split(". Only")[0].split(" → ")
-    place = {name: number for number, level in enumerate(levels) for name in re.findall(r"`(\w+)`", level)}
-    assert {"cli": 0, "episode": len(levels) - 1}.items() <= place.items()
-    package = ROOT / "src" / "sosn"
-    for path in package.rglob("*.py"):
-        own = path.relative_to(package).parts[0].removesuffix(".py")
-        for line in path.read_text("utf-8").splitlines():
-            found = re.match(r"\s*from sosn\.(\w+)[\w.]* import", line)
-            if found and own in place and found[1] in place:
-                assert place[found[1]] >= place[own], f"{path.name}: {line.strip()}"
-
-
 def test_files_that_the_documentation_links_to_exist() -> None:
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text("utf-8")):
