@@ -33,5 +33,9 @@ class MissingSplitError(DataError):
     """A dataset that has no train, val or test part."""
 
 
+class TooFewError(DataError):
+    """Classes or images that are too few for the episodes that are wanted."""
+
+
 class NotFittedError(SosnError, ValueError, AttributeError):
     """A classifier asked for answers before it was shown any class; a ValueError and AttributeError as scikit-learn's is."""

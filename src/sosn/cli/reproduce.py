@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 WIDTH = 120  # of lines that are broken
 MOST = 0.75  # share of rows that have a word which is said once for them
-OPEN_MIC, CLAIMS = ("open-mic-1", "open-mic-2"), "claims"
+CLAIMS = "claims"
 
 
 def reproduce(
@@ -35,7 +35,7 @@ def reproduce(
     data: Annotated[Path | None, typer.Option(help="Folder to prepare images from that are not prepared yet.")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for the runs: OUT/TABLE/ROW-seedN, or for Open MIC OUT; below runs if not given."),
+        typer.Option(help="Folder for the runs, OUT/TABLE/ROW-seedN; runs if not given."),
     ] = None,
     ledger: Annotated[Path | None, typer.Option(help="Copy the entry of every run to LEDGER/TABLE/ROW-seedN.json.")] = None,
     jobs: Annotated[int, typer.Option(help="Trainings at a time, each in a process of its own: for a large GPU.")] = 1,
@@ -48,14 +48,8 @@ def reproduce(
     from sosn.util.spelling import nearest
 
     overrides, patterns, numbers = _split_words(words or [], rows, seeds)
-    if table in OPEN_MIC:
-        if patterns or numbers or listing or ledger or jobs != 1 or not estimate:
-            options = "--rows, --seeds, --list, --ledger, --jobs and --no-estimate"
-            raise UsageError(f"{table} is run whole: {options} are for {', '.join((*TABLES, CLAIMS))}")
-        _open_mic(table, overrides, quick, data, out, as_json)
-        return
     if table not in (*TABLES, CLAIMS):
-        known = (*TABLES, *OPEN_MIC, CLAIMS)
+        known = (*TABLES, CLAIMS)
         raise UsageError(f"there is no table {table!r}{nearest(table, known)}; there are {', '.join(known)}")
     if listing:
         if overrides or numbers or quick or data or out or ledger or jobs != 1 or not estimate:
@@ -101,16 +95,6 @@ def _split_words(
     if any(number < 0 for number in numbers):
         raise UsageError(f"seeds are {', '.join(map(str, numbers))}; they are whole numbers from 0")
     return overrides, patterns, numbers
-
-
-def _open_mic(table: str, overrides: list[str], quick: bool, data: Path | None, out: Path | None, as_json: bool) -> None:
-    from sosn.cli.show import RichProgress, show_reproduction
-    from sosn.reproduce.open_mic import reproduce as run_table
-
-    folder = out or Path("runs") / (f"{table}-quick" if quick else table)
-    with RichProgress() as progress:
-        result = run_table(table, folder, overrides, quick, progress, data)
-    print_json(result.to_json()) if as_json else show_reproduction(result, quick)
 
 
 def _list(table: str, patterns: list[str], as_json: bool) -> None:
@@ -190,6 +174,8 @@ def _show_rows(result: "Reproduction", quick: bool) -> None:
     """The paper's figure and ours, a line for each figure of each row."""
     from sosn.cli.show import new_table, wide_console
     from sosn.reproduce.ledger import summarise
+    from sosn.reproduce.open_mic import TABLES as OPEN_MIC
+    from sosn.reproduce.open_mic import averages
 
     note = ": quick, so ours is no result" if quick else ""
     table = new_table(f"{result.table}, %{note}", "row", "", "split", "paper", "running", "batch", "seeds")
@@ -203,6 +189,9 @@ def _show_rows(result: "Reproduction", quick: bool) -> None:
                 table.add_row(row.id, *cells, str(len(running.seeds)))
     wide_console().print(table)
     typer.echo("ours ±: the 95% interval between seeds, or, of a single seed, over episodes")
+    for label, way, printed, ours in averages(result.table, result.entries) if result.table in OPEN_MIC else ():
+        if ours is not None:
+            typer.echo(f"average {label}, {way}-way: {100 * ours:.2f}" + (f" (paper {100 * printed:.2f})" if printed else ""))
     _show_reasons(result.entries, result.skipped)
 
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from sosn.evaluation.comparison import Row
     from sosn.evaluation.model import EvaluationSettings
     from sosn.evaluation.protocol import Evaluation
-    from sosn.reproduce.open_mic import Table as ReproducedTable
 
 QUIET = 30.0  # seconds between two lines where there is no terminal
 console = Console(stderr=True, highlight=False)
@@ -237,32 +236,6 @@ def show_recipes(titles: dict[str, str]) -> None:
     for name, title in titles.items():
         table.add_row(name, title)
     Console().print(table)
-
-
-def show_reproduction(result: "ReproducedTable", quick: bool) -> None:
-    """The paper's rows and ours, a line for each pair or exhibition; what could not be run is a dash, with the reason below."""
-    out = Console(highlight=False)
-    note = ": quick, so ours is no result" if quick else ""
-    reasons: dict[str, str] = {}
-    for way in result.ways:
-        rows = [row for row in result.paper if row.way == way]
-        table = new_table(
-            f"{result.protocol}, {way}-way 1-shot, %{note}", "", *(f"{row.model} (paper)" for row in rows), "ours"
-        )
-        for number, (train, test) in enumerate(result.columns):
-            name = train if train == test else f"{train}→{test}"
-            cell = result.cell(train, test, way)
-            ours = "–"
-            if cell.measured:
-                ours = f"{100 * cell.measured['accuracy']:.1f} ± {100 * cell.measured['ci95']:.1f}"
-            else:
-                reasons[f"{name}, {way}-way"] = cell.reason
-            table.add_row(name, *(f"{row.figures[number][0]} ± {row.figures[number][1]}" for row in rows), ours)
-        average = result.average(way)
-        table.add_row("average", *(f"{row.average:.2f}" for row in rows), "–" if average is None else f"{100 * average:.2f}")
-        out.print(table)
-    for name, reason in reasons.items():
-        out.print(f"– {name}: {reason}", soft_wrap=True)
 
 
 def show_demo(result: "DemoResult") -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from sosn.data.bank import Bank
 from sosn.data.drawers import DrawerTasks
 from sosn.episode import Episode
-from sosn.errors import DataError, UsageError
+from sosn.errors import DataError, TooFewError, UsageError
 from sosn.util.seeding import check_generator
 
 Within = Literal["alphabet", "drawers"] | None
@@ -44,7 +44,7 @@ class EpisodeSampler:
             if value < least:
                 raise UsageError(f"{name} is {value}; it must be {least} or more")
         if way > len(bank.names):
-            raise DataError(f"{way}-way episodes need {way} classes and there are {len(bank.names)}: lower {called[0]}")
+            raise TooFewError(f"{way}-way episodes need {way} classes and there are {len(bank.names)}: lower {called[0]}")
         self.bank, self.way, self.shot, self.query = bank, way, shot, query
         if within not in (None, "alphabet", "drawers"):
             raise UsageError(f"within is {within!r}; choose alphabet or drawers, or leave it out")
@@ -57,7 +57,7 @@ class EpisodeSampler:
         smallest = int(bank.counts.argmin())
         if int(bank.counts[smallest]) < shot + query:
             need = shot + query
-            raise DataError(
+            raise TooFewError(
                 f"class {bank.names[smallest]!r} has {int(bank.counts[smallest])} images; {shot}-shot with {query} queries "
                 f"needs {need}: lower {called[1]} or {called[2]}, or drop such classes with min_images={need}"
             )
@@ -137,7 +137,7 @@ class EpisodeSampler:
             table[number, : len(own)] = own
             members = _fewest_images(own.tolist(), self.shot)
             if len(own) - len(members) < self.query:
-                raise DataError(
+                raise TooFewError(
                     f"class {bank.names[number]!r} has {len(own)} images in {len(own.unique())} groups that stay together, "
                     f"too few for {self.shot}-shot with {self.query} queries: {way_out}, or drop the class"
                 )
@@ -182,7 +182,7 @@ def leave_out_small(bank: Bank, what: str, shot: int, query: int, say: Callable[
         if count >= shot + query and count - len(_fewest_images(rows[start : start + count], shot)) >= query:
             names.append(name)
     if not names:
-        raise DataError(f"none of {len(bank.names)} {what} classes has enough images for {shot}-shot with {query} queries")
+        raise TooFewError(f"none of {len(bank.names)} {what} classes has enough images for {shot}-shot with {query} queries")
     if say and len(names) < len(bank.names):
         left_out = f"{len(bank.names) - len(names)} of {len(bank.names)} {what} classes"
         say(f"{left_out} have too few images for {shot}-shot with {query} queries and are left out")

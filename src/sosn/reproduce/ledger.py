@@ -42,7 +42,7 @@ def new_entry(row: Row, recipe: Recipe, run: Run, method: Method, changed: Seque
 
 def add_figure(entry: Entry, measure: Measure, result: Evaluation) -> None:
     """Put a measured figure into an entry."""
-    entry["missing"].pop(measure.split, None)
+    entry["missing"].pop(measure.images, None)
     asked = result.way * result.query
     right = [round(asked * accuracy) for accuracy in result.per_episode]  # answers, so that rows can be compared in pairs
     entry["figures"].append({"split": measure.split, "protocol": measure.protocol, **result.to_json(), "right": right})
@@ -52,6 +52,8 @@ def find_figure(entry: Entry, measure: Measure, statistics: str) -> dict[str, An
     """The figure of an entry for a measure, if it was measured."""
     wanted = {"split": measure.split, "way": measure.way, "shot": measure.shot, "query": measure.query}
     wanted["statistics"] = statistics
+    if measure.column:
+        wanted["protocol"] = measure.protocol
     return next((one for one in entry["figures"] if wanted.items() <= one.items()), None)
 
 

@@ -1,4 +1,4 @@
-"""A row of one of the paper's tables: what is trained for it, and on what the model is then judged."""
+"""A row of one of the paper's tables: what is trained for it, and on what the model is then evaluated."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,16 +16,24 @@ PLACE = ("device", "workers", "engine")  # keys that decide where and how a run 
 
 @dataclass(frozen=True)
 class Measure:
-    """Episodes on which a trained model is judged, with running and with batch statistics; their number is the recipe's."""
+    """Episodes on which a trained model is evaluated, with running and batch statistics; their number is the recipe's."""
 
     split: str
     way: int
     shot: int
     query: int
+    data: tuple[str, ...] = ()  # key=value over the recipe's data, where the images are not those of its own split
+    column: str = ""  # of the paper's table, where it has several for a way and shot
 
     @property
     def protocol(self) -> str:
-        return f"{self.way}w{self.shot}s"
+        """Such as 5w1s, after the column if there is one."""
+        return f"{self.column} {self.way}w{self.shot}s".lstrip()
+
+    @property
+    def images(self) -> str:
+        """The split, and the column if there is one."""
+        return f"{self.split} {self.column}".rstrip()
 
 
 @dataclass(frozen=True)

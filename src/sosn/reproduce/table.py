@@ -1,4 +1,4 @@
-"""The paper's Omniglot and miniImageNet tables, row by row; what is finished is read from its files."""
+"""The paper's tables, row by row; what is finished is read from its files."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, get_args
 
 from sosn.checkpoint.registry import load
-from sosn.errors import DataError, MissingSplitError, SosnError, TrainingError, UsageError
+from sosn.data.sampler import EpisodeSampler
+from sosn.errors import DataError, MissingSplitError, SosnError, TooFewError, TrainingError, UsageError
 from sosn.evaluation.protocol import evaluate
 from sosn.method.base import Statistics
+from sosn.recipe.override import override
 from sosn.recipe.recipe import Recipe
-from sosn.reproduce import mini_imagenet, omniglot
+from sosn.reproduce import mini_imagenet, omniglot, open_mic
 from sosn.reproduce.ledger import (
     ENTRY_FILE,
     Entry,
@@ -25,7 +27,7 @@ from sosn.reproduce.ledger import (
     write_entry,
 )
 from sosn.reproduce.parallel import Failure, Task, side_by_side, starts_from_failed
-from sosn.reproduce.row import Row, changes
+from sosn.reproduce.row import Measure, Row, changes
 from sosn.reproduce.running import estimate, prepare_missing, train_or_resume
 from sosn.training import Progress, Silent
 from sosn.training.run import Run
@@ -33,7 +35,11 @@ from sosn.training.setup import open_split
 from sosn.util.device import resolve_device
 from sosn.util.spelling import nearest
 
-TABLES = {omniglot.TABLE: omniglot.ROWS, mini_imagenet.TABLE: mini_imagenet.ROWS}
+TABLES: dict[str, tuple[Row, ...]] = {
+    omniglot.TABLE: omniglot.ROWS, mini_imagenet.TABLE: mini_imagenet.ROWS, **open_mic.ROWS,
+}  # fmt: skip
+OWN = {"seed", "way", "shot"}  # keys that rows set themselves
+OWN_OF_DATA = {table: {"train", "test"} for table in open_mic.ROWS}
 QUICK = (
     "steps=4 every=2 episodes_per_step=1 query=2 val_episodes=4 val_query=2 report_episodes=4 recalibrate=2 precision=fp32"
 ).split()
@@ -136,9 +142,10 @@ def plan(rows: Sequence[Row], out: Path, wanted: Options) -> list[Job]:
 
     What a finished training started from is not wanted any more.
     """
+    own = OWN.union(*(OWN_OF_DATA.get(row.table, set()) for row in rows))
     for word in wanted.overrides:
-        if word.partition("=")[0] in ("seed", "way", "shot", "episodes.way", "episodes.shot"):
-            raise UsageError(f"{word!r} cannot be set: rows have their own way and shot, and --seeds gives the seeds")
+        if word.partition("=")[0].rpartition(".")[2] in own:
+            raise UsageError(f"{word!r} cannot be set: rows have their own {', '.join(sorted(own - {'seed'}))}; seeds: --seeds")
     ordered: dict[tuple[Row, int], None] = {}
     for wish in rows:
         unfinished = [seed for seed in wanted.seeds if not Run(_folder(out, wish.table, wish.id, seed)).result.exists()]
@@ -206,7 +213,7 @@ def run_jobs(jobs: Sequence[Job], wanted: Options, progress: Progress) -> tuple[
             continue
         try:
             entries.append(_run(job, changes(wanted.overrides), wanted.quick, progress))
-        except TrainingError as error:  # one row that diverges is no reason to leave the others
+        except (TrainingError, TooFewError) as error:  # one row that cannot be trained is no reason to leave the others
             skipped[job.name] = str(error)
             progress.say(f"{job.row.name}: {error}")
             continue
@@ -230,7 +237,7 @@ def _whole(job: Job) -> bool:
         return False
     entry = read_entry(job.entry_file)
     wanted = ((measure, one) for measure in job.row.measures for one in STATISTICS)
-    return all(measure.split in entry["missing"] or find_figure(entry, measure, one) for measure, one in wanted)
+    return all(measure.images in entry["missing"] or find_figure(entry, measure, one) for measure, one in wanted)
 
 
 def _side_by_side(jobs: Sequence[Job], wanted: Options, progress: Progress) -> dict[str, Failure]:
@@ -289,11 +296,12 @@ def _measure(job: Job, entry: Entry, progress: Progress) -> Iterator[Entry]:
         if not lacking:
             continue
         try:
-            bank = open_split(job.recipe, measure.split, progress.say).to(device)
+            bank = open_split(_with_data(job.recipe, measure), measure.split, progress.say).to(device)
+            EpisodeSampler(bank, measure.way, measure.shot, measure.query)  # refuses a bank that is too small
         except DataError as error:
-            if not isinstance(error, MissingSplitError) and measure.split not in entry["missing"]:
+            if not isinstance(error, MissingSplitError | TooFewError) and measure.images not in entry["missing"]:
                 raise
-            entry["missing"].setdefault(measure.split, str(error))
+            entry["missing"].setdefault(measure.images, str(error))
             yield entry
             continue
         if method is None:
@@ -302,3 +310,8 @@ def _measure(job: Job, entry: Entry, progress: Progress) -> Iterator[Entry]:
             sizes = (measure.way, measure.shot, measure.query, wanted.report_episodes, wanted.report_seed)
             add_figure(entry, measure, evaluate(method, bank, *sizes, statistics, progress.evaluating))
             yield entry
+
+
+def _with_data(recipe: Recipe, measure: Measure) -> Recipe:
+    """The recipe with the images of a measure."""
+    return override(recipe, [f"data.{word}" for word in measure.data]) if measure.data else recipe

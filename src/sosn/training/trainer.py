@@ -51,7 +51,7 @@ class Trainer:
         try:
             self.sampler = EpisodeSampler(train_bank.to(home), episodes.way, episodes.shot, episodes.query)
         except DataError as error:
-            raise DataError(f"for training: {error}{_shared_out(recipe)}") from error
+            raise type(error)(f"for training: {error}{_shared_out(recipe)}") from error
         self.source = EpisodeSource(self.sampler, recipe, device, self.fabric.global_rank, self.fabric.world_size)
         try:
             val_bank = opened(recipe, "val", progress.say)
@@ -68,7 +68,7 @@ class Trainer:
             try:
                 EpisodeSampler(self.val_bank, *sizes, called=(way, shot, "val_query"))
             except DataError as error:
-                raise DataError(f"for validation: {error}{_shared_out(recipe)}") from error
+                raise type(error)(f"for validation: {error}{_shared_out(recipe)}") from error
         self.method = build(recipe, train_bank).to(device)
         if not self.method.parameter_count():
             raise UsageError(f"method {recipe.model.method!r} has nothing to train")
