@@ -101,7 +101,7 @@ def test_rows_that_are_compared_have_one_budget() -> None:
     assert {_episodes(row) for row in mini_imagenet.ROWS if row.group in one} == {60_000}
     assert {_episodes(row) for row in mini_imagenet.ROWS if row.group == LONG} == {200_000}
     assert {_episodes(row) for row in mini_imagenet.ROWS if row.group == "ablation"} == {20_000}
-    partitions = [f"{partition} partition" for partition in omniglot.DIFFERS]
+    partitions = [f"{partition} partition" for partition in omniglot.PARTITIONS]
     for way, wanted in ((5, 20_000), (20, 10_000)):
         own = [row for row in omniglot.ROWS if row.group in partitions and row.resolve(0).episodes.way == way]
         assert {_episodes(row) for row in own} == {wanted}
@@ -117,29 +117,6 @@ def test_rows_of_one_budget_differ_in_the_model_and_in_what_its_authors_ask_for_
             for section in ("data", "episodes", "augmentation", "validation"):
                 assert table[section] == tables[0][section]
             assert {key for key, value in table["training"].items() if value != tables[0]["training"][key]} <= own
-
-
-def test_what_differs_is_told_with_the_counts_of_the_recipes() -> None:
-    def episodes(recipe: Recipe) -> str:
-        each = recipe.episodes.episodes_per_step
-        return f"{recipe.training.steps * each:,} episodes, {each} a step"
-
-    stages = [row for row in ROWS if row.start]
-    assert len(stages) == 8
-    for row in stages:
-        first = claims.find(row.table, row.start).resolve(0)
-        images = first.episodes.way * (first.episodes.shot + first.episodes.query) * first.episodes.episodes_per_step
-        assert f"{first.training.steps:,} batches of {images} images" in row.differs
-        assert episodes(row.resolve(0)) in row.differs
-    budget, long = (claims.find("mini-imagenet", name) for name in ("sigme-5w5s", "long-5w5s"))
-    base, most = budget.resolve(0), long.resolve(0)
-    assert episodes(base) in budget.differs
-    assert f"{base.episodes.query} training queries a class" in budget.differs
-    best, of = most.training.steps // most.validation.every, base.training.steps // base.validation.every
-    told = f"best of {best} checkpoints on {most.validation.val_episodes} episodes"
-    assert told in long.differs
-    assert f"(of rows of one budget: of {of})" in long.differs
-    assert base.validation.val_episodes == most.validation.val_episodes
 
 
 def test_ranked_is_not_trained_at_one_shot_where_it_is_the_average() -> None:
@@ -576,18 +553,16 @@ def test_claims_run_their_rows_and_experiments_once(tmp_path: Path, monkeypatch:
     assert "[…] can detect co-occurring responses" in again.stdout  # brackets are the quotation's, no markup
 
 
-def test_a_claim_is_told_with_its_quotation_its_note_and_rows_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_claim_is_printed_with_its_quotation_and_the_names_of_its_rows(capsys: pytest.CaptureFixture[str]) -> None:
     (claim,) = (one for one in claims.CLAIMS if one.id == "sigme-none")
     figures = (("sigme-5w1s", 0.52), ("none-5w1s", 0.5))
     _show_claims(claims.Claimed((claim,), [entry(row, 0, accuracy) for row, accuracy in figures]), quick=False)
     told = capsys.readouterr().out
     assert "“Tables [of miniImageNet and Open MIC] show" in told
-    assert claim.note in told
     heads, first = (line for line in told.splitlines() if "minus" in line or "sigme-5w1s" in line)
     assert [cell.strip() for cell in heads.split("┃")][1:3] == ["row", "minus"]
     assert [cell.strip() for cell in first.split("│")][1:3] == ["sigme-5w1s", "none-5w1s"]
     assert "+2.00" in first
-    assert claims.claim_json(claim, [])["note"] == claim.note
 
 
 @pytest.mark.real_data

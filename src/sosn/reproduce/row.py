@@ -37,10 +37,8 @@ class Row:
     recipe: str  # a shipped one
     words: tuple[str, ...]  # key=value, over the recipe
     measures: tuple[Measure, ...]
-    differs: str = ""  # from the paper, in all rows of the group
-    remark: str = ""  # what differs in this row besides
     beside: str = ""  # label of the paper's row that it stands beside, where that is not its own
-    against: tuple[str, ...] = ()  # ids of rows of the table that it differs from as its label or remark says
+    against: tuple[str, ...] = ()  # ids of rows of the table that it differs from as its label says
     start: str = ""  # id of the row of the table whose run of the same seed gives the first weights
 
     @property

@@ -108,7 +108,7 @@ def row_json(row: Row) -> dict[str, Any]:
     }
     return {
         "row": row.id, "group": row.group, "label": row.label, "recipe": row.recipe, "overrides": list(row.words),
-        "start": row.start, "paper": figures, "differs": row.differs, "remark": row.remark,
+        "start": row.start, "paper": figures,
     }  # fmt: skip
 
 
