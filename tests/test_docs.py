@@ -32,6 +32,12 @@ def test_every_page_with_places_for_figures_is_written() -> None:
     assert with_places == write_docs.PAGES.keys()
 
 
+def test_no_line_of_prose_begins_with_a_comment() -> None:
+    """Markdown would end the paragraph there."""
+    for page in (ROOT / "README.md", *DOCS):
+        assert not re.search(r"^\s*([-*] )?<!-- [\w.-]+ -->.", page.read_text("utf-8"), re.MULTILINE), page.name
+
+
 def test_figures_and_places_must_have_the_same_names() -> None:
     assert fill("a <!-- n -->1<!-- /n --> b", {"n": "2"}) == "a <!-- n -->2<!-- /n --> b"
     with pytest.raises(SystemExit, match=re.escape("no place for ['m'], no figure for ['n']")):
