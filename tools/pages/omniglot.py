@@ -48,7 +48,7 @@ def _models(entries: Sequence[Entry], partition: str) -> list[list[str]]:
     for name, (label, _) in METHODS.items():
         rows = [f"{name}-{partition}-{protocol}" for protocol in PROTOCOLS]
         printed = [str(published(TABLE, label, protocol) or "") for protocol in PROTOCOLS]
-        lines.append([f"{label}, paper", "", "batch", *printed, ""])
+        lines.append([f"{label}, paper", "", "batch" if label.startswith("SoSN") else "", *printed, ""])
         for statistics in STATISTICS:
             cells = [
                 figure(entries, TABLE, row, "test", protocol, statistics) for row, protocol in zip(rows, PROTOCOLS, strict=True)
