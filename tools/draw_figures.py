@@ -1,26 +1,54 @@
-"""Draw the figures of the documentation: python tools/draw_figures.py"""
+"""Draw the pictures of the documentation: python tools/draw_figures.py"""
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from sosn.data.dataset import open_bank
+import sosn
+from pages.ablations import family_values
+from pages.ledger import current_entries, half_interval
+from pages.mini_imagenet import long_runs
+from pages.text import ROOT, read
 from sosn.power_norm import maxexp, maxexp_pm, sigme
 from sosn.report.bench import save_bench_figure
-from sosn.report.sheet import class_rows, contact_sheet
+from sosn.reproduce.ledger import Entry
+from sosn.reproduce.mini_imagenet import ABLATIONS, SHOTS
 
-DOCS = Path(__file__).parent.parent / "docs"
-
-
-def glyphs() -> None:
-    """Twelve classes of generated characters, a row each."""
-    sheet = contact_sheet(class_rows(open_bank("glyphs", "test"), 12, 20))
-    sheet.resize((2 * sheet.width, 2 * sheet.height)).save(DOCS / "glyphs.png", optimize=True)
+DOCS = ROOT / "docs"
+COLUMNS = 3  # ablations side by side
+RIGHT, WRONG = "#2b7a4b", "#b3261e"
 
 
-def power_norms(eta: float = 20.0, softness: float = 200.0) -> None:
+def episode(path: Path, query: int = 6) -> None:
+    """Five characters the shipped model has never seen, one example of each, and what it answers to others."""
+    bank = sosn.open_bank("glyphs", "test")
+    one = sosn.EpisodeSampler(bank, way=5, shot=1, query=query).draw(1, sosn.generator("readme", 0))
+    with torch.inference_mode():
+        scores = sosn.load("glyphs").eval()(one)[0].view(5, query, 5)
+    figure = Figure((9, 6), layout="constrained")
+    support, queries = np.asarray(figure.subfigures(1, 2, width_ratios=(1.25, query)))
+    support.suptitle("one example", fontsize=11)
+    queries.suptitle("new drawings: answer and similarity", fontsize=11)
+    for label, axes in enumerate(support.subplots(5, 1)):
+        axes.imshow(one.support[0, label, 0, 0], cmap="gray", vmin=0, vmax=255)
+        axes.set_xlabel("ABCDE"[label], fontsize=11, weight="bold")
+        axes.set(xticks=[], yticks=[])
+    for index, axes in enumerate(queries.subplots(5, query).flatten()):
+        label, which = divmod(index, query)
+        own = scores[label, which]
+        answer = int(own.argmax())
+        axes.imshow(one.query[0, index, 0], cmap="gray", vmin=0, vmax=255)
+        axes.set_xlabel(f"{'ABCDE'[answer]}  {own[answer]:.2f}", fontsize=10, color=RIGHT if answer == label else WRONG)
+        axes.set(xticks=[], yticks=[])
+    for axes in (*support.axes, *queries.axes):
+        axes.spines[:].set_color("#cccccc")
+    figure.savefig(path, dpi=90)
+
+
+def power_norms(path: Path, eta: float = 20.0, softness: float = 200.0) -> None:
     """The paper's Fig. 3: MaxExp, MaxExp(±) and SigmE, and their derivatives."""
     figure = Figure((12, 3.4), layout="constrained")
     values, slopes, soft = figure.subplots(1, 3)
@@ -44,16 +72,46 @@ def power_norms(eta: float = 20.0, softness: float = 200.0) -> None:
     for axes in (values, slopes, soft):
         axes.legend(frameon=False, fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(DOCS / "power-norms.png", dpi=110)
+    figure.savefig(path, dpi=110)
 
 
-def bench() -> None:
-    """Rates on a GPU, from the file that `sosn bench --out` wrote."""
-    document = json.loads((DOCS.parent / "results" / "bench-h200.json").read_text("utf-8"))
-    save_bench_figure(document, DOCS / "bench-h200.png")
+def ablations(entries: Sequence[Entry], path: Path) -> None:
+    """Accuracy over the values of each ablation."""
+    rows = -(-len(ABLATIONS) // COLUMNS)
+    figure = Figure((3.4 * COLUMNS, 3.2 * rows), layout="constrained")
+    grid = figure.subplots(rows, COLUMNS, sharey=True).flatten()
+    for axes, (family, (what, _)) in zip(grid, ABLATIONS.items(), strict=False):
+        found = family_values(entries, family)
+        numbers = all(value[0].isdigit() or value == "N" for value, _, _ in found)
+        heights, halves = ([100 * f(one) for _, _, one in found] for f in (lambda one: one.mean, half_interval))
+        axes.errorbar(range(len(found)), heights, halves, fmt="o-" if numbers else "o", capsize=3)
+        turned = {"rotation": 0} if numbers else {"rotation": 40, "ha": "right"}
+        axes.set_xticks(range(len(found)), [value for value, _, _ in found], **turned)
+        axes.set_title(what)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.supylabel("accuracy, %")
+    figure.savefig(path, dpi=110)
+
+
+def long_training(entries: Sequence[Entry], path: Path) -> None:
+    """Validation accuracy over trainings of 200,000 episodes."""
+    figure = Figure((7.6, 3.2), layout="constrained")
+    for axes, protocol in zip(figure.subplots(1, len(SHOTS)), SHOTS, strict=True):
+        for row, episodes, accuracies in long_runs(entries):
+            if row.id.endswith(protocol):
+                shift = row.resolve(0).model.options["shift"]
+                axes.plot([one / 1000 for one in episodes], accuracies, label=f"β = {shift:g}")
+        axes.set(title=protocol, xlabel="thousand episodes")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False)
+    figure.supylabel("accuracy, %")
+    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":
-    glyphs()
-    power_norms()
-    bench()
+    current = current_entries()
+    episode(DOCS / "episode.png")
+    power_norms(DOCS / "power-norms.png")
+    save_bench_figure(read("results/bench-h200.json"), DOCS / "bench-h200.png")
+    ablations(current, DOCS / "reproduction/ablations.png")
+    long_training(current, DOCS / "reproduction/long-training.png")

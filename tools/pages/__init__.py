@@ -1,1 +1,1 @@
-"""Pages of the documentation, each with what fills in its figures from files that commands wrote."""
+"""The figures of each page of the documentation, a module a page."""

@@ -1,65 +1,94 @@
-"""The page on photos."""
+"""docs/photos.md: shipped models, their confidence, answers to inverted drawings, galleries, and times."""
 
 from typing import Any
 
-from pages.common import ROOT, put, read
+from pages.text import accuracy, model_cards, read, table
 
-COUNTS = ("drawings", "turned", "negatives_turned")
-
-
-def fill(text: str) -> str:
-    """The page on photos: what cards of shipped models say of their confidence, times, grounds, and answers to a gallery."""
-    rows = [
-        "| model | classes | shots | episodes | right, % | ECE before | ECE | AUROC | known refused, % | unknown refused, % |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for path in sorted((ROOT / "src/sosn/checkpoint/shipped").glob("*.json")):
-        for size in read(f"src/sosn/checkpoint/shipped/{path.name}").get("calibration", {"sizes": []})["sizes"]:
-            shares = [f"{100 * size[name]:.1f}" for name in ("refused", "detected")]
-            episodes = f"{size['episodes']:,}" if size.get("episodes") else ""
-            cells = [path.stem, str(size["way"]), str(size["shot"]), episodes, f"{100 * size['accuracy']:.1f}"]
-            cells += [f"{size[name]:.3f}" for name in ("ece_before", "ece", "auroc")]
-            rows.append(f"| {' | '.join([*cells, *shares])} |")
-    text = put(text, "confidence", "\n" + "\n".join(rows) + "\n")
-    told = read("results/latency-cpu.json")
-    rows = ["| model | image | ms | ms with ONNX Runtime | cold start, s |", "|---|---|---|---|---|"]
-    for row in told["rows"]:
-        rows.append(f"| {row['model']} | {row['size']}² | {row['ms']:.0f} | {row['onnx_ms']:.1f} | {row['cold_seconds']:.1f} |")
-    text = put(text, "latency", "\n" + "\n".join([*rows, "", f"{told['machine']}, torch {told['versions']['torch']}."]) + "\n")
-    text = put(text, "ground", "\n" + _ground(read("results/ground-omniglot.json")) + "\n")
-    return put(text, "gallery", "\n" + _gallery(read("results/gallery-omniglot.json")) + "\n")
+DRAWN = {"paper": "dark on light", "negatives": "inverted", "a board": "imitated blackboard"}
 
 
-def _ground(told: dict[str, Any]) -> str:
-    """Answers to drawings on either ground, and how well grounds were told apart."""
-    rows = ["| model | shown on | asked for on | as they are, % | inverted, % |", "|---|---|---|---|---|"]
-    for row in told["rows"]:
+def figures() -> dict[str, str]:
+    cards, inverted, gallery, latency = (
+        model_cards(),
+        read("results/ground-omniglot.json"),
+        read("results/gallery-omniglot.json"),
+        read("results/latency-cpu.json"),
+    )
+    count = {key: sum(one[key] for one in inverted["recognised"]) for key in ("drawings", "turned", "negatives_turned")}
+    return {
+        "models": _models(cards),
+        "photos.one-shot": _right(cards["mini-imagenet"], 1),
+        "photos.five-shot": _right(cards["mini-imagenet-5shot"], 5),
+        "confidence": _confidence(cards),
+        "inverted": _inverted(inverted["rows"]),
+        "inverted.tasks": str(inverted["tasks"]),
+        "inverted.drawings": f"{count['drawings']:,}",
+        "inverted.mistakes": f"{count['turned']:,}",
+        "inverted.found": f"{count['negatives_turned']:,}",
+        "gallery": _gallery(gallery["answers"], gallery["times"]),
+        "gallery.machine": gallery["times"]["machine"],
+        "latency": _latency(latency["rows"]),
+        "latency.machine": f"{latency['machine']}, torch {latency['versions']['torch']}",
+    }
+
+
+def _models(cards: dict[str, dict[str, Any]]) -> str:
+    lines = []
+    for name, card in cards.items():
+        measured = f"{card['data']} {card['split']}, {card['way']}-way {card['shot']}-shot"
+        lines.append([f"`{name}`", accuracy(card), measured, f"{card['parameters']:,}", f"{card['bytes'] / 1000:.0f}"])
+    return table(("model", "accuracy, %", "measured on", "parameters", "kB"), lines)
+
+
+def _right(card: dict[str, Any], shot: int) -> str:
+    """The share of right answers among five classes, in per cent."""
+    size = next(one for one in card["calibration"]["sizes"] if (one["way"], one["shot"]) == (5, shot))
+    return f"{100 * size['accuracy']:.0f}"
+
+
+def _confidence(cards: dict[str, dict[str, Any]]) -> str:
+    lines = []
+    for name, card in cards.items():
+        for size in card["calibration"]["sizes"]:
+            if size["way"] > 1:  # a single class needs no probability
+                shares = [f"{100 * size[key]:.1f}" for key in ("accuracy", "refused", "detected")]
+                sizes = [str(size["way"]), str(size["shot"])]
+                lines.append([f"`{name}`", *sizes, shares[0], f"{size['ece']:.3f}", f"{size['auroc']:.3f}", *shares[1:]])
+    head = ("model", "classes", "shots", "right, %", "ECE", "AUROC", "known rejected, %", "unknown rejected, %")
+    return table(head, lines)
+
+
+def _inverted(rows: list[dict[str, Any]]) -> str:
+    lines = []
+    for row in rows:
         shares = [f"{100 * row[name]:.1f}" for name in ("as_is", "auto")]
-        rows.append(f"| {' | '.join([row['model'], row['shown'], row['asked'], *shares])} |")
-    drawings, by_mistake, found = (sum(one[name] for one in told["recognised"]) for name in COUNTS)
-    return "\n".join([
-        *rows, "",
-        f"Omniglot's validation classes, {told['tasks']} tasks of {told['queries']} queries: few, so compare rows with one "
-        f"another; [How sure it is](#how-sure-it-is) has the share of right answers over many. A board is an imitation, light "
-        f"strokes on a dark grey ground with some noise (`benchmarks/ground.py`). Of Omniglot's {drawings:,} drawings "
-        f"{by_mistake:,} are inverted by mistake, and {found:,} of their negatives are.",
-    ])  # fmt: skip
+        lines.append([f"`{row['model']}`", DRAWN[row["shown"]], DRAWN[row["asked"]], *shares])
+    return table(("model", "support", "queries", '`polarity="as_is"`, %', '`polarity="auto"`, %'), lines)
 
 
-def _gallery(told: dict[str, Any]) -> str:
-    """Answers of a gallery beside the times of the same sizes, and what they were measured on."""
-    answers, times = told["answers"], told["times"]
-    rows = ["| classes | shortlist | queries | its recall, % | right, % | ms a query |", "|---|---|---|---|---|---|"]
-    taken = {(row["classes"], one["shortlist"]): one["ms_a_query"] for row in times["rows"] for one in row["shortlists"]}
+def _gallery(answers: dict[str, Any], times: dict[str, Any]) -> str:
+    took = {(row["classes"], one["shortlist"]): one["ms_a_query"] for row in times["rows"] for one in row["shortlists"]}
+    lines = []
     for row in answers["rows"]:
         for one in row["shortlists"]:
-            shares = [_between(one[name], one[f"{name}_ci95"]) if name in one else "" for name in ("recall", "accuracy")]
-            cells = [f"{row['classes']:,}", str(one["shortlist"] or "all"), f"{row['queries']:,}", *shares]
-            rows.append(f"| {' | '.join([*cells, format(taken[row['classes'], one['shortlist']], '.1f')])} |")
-    most = max(row["queries"] for row in times["rows"])
-    sources = f"answers: {answers['machine']}, {answers['index']}; times: median of {most} queries, {times['machine']}, "
-    return "\n".join([*rows, "", f"{told['what']}; {sources}{times['index']}. In brackets, 95% intervals."])
+            if one["shortlist"] in (10, 50, None):
+                shares = [_share(one, name) for name in ("recall", "accuracy")]
+                milliseconds = f"{took[row['classes'], one['shortlist']]:.0f}"
+                lines.append([f"{row['classes']:,}", str(one["shortlist"] or "all"), *shares, milliseconds])
+    return table(("classes", "shortlist", "recall of the shortlist, %", "right, %", "ms per query"), lines)
 
 
-def _between(share: float, ends: list[float]) -> str:
-    return f"{100 * share:.1f} ({100 * ends[0]:.1f}–{100 * ends[1]:.1f})"
+def _share(row: dict[str, Any], name: str) -> str:
+    """A share of queries with its 95% interval, in per cent."""
+    if name not in row:
+        return ""
+    low, high = (100 * end for end in row[f"{name}_ci95"])
+    return f"{100 * row[name]:.1f} ({low:.1f}–{high:.1f})"
+
+
+def _latency(rows: list[dict[str, Any]]) -> str:
+    lines = []
+    for row in rows:
+        times = [f"{row['ms']:.0f}", f"{row['onnx_ms']:.0f}", f"{row['cold_seconds']:.1f}"]
+        lines.append([f"`{row['model']}`", f"{row['size']}²", *times])
+    return table(("model", "image", "PyTorch, ms", "ONNX Runtime, ms", "first answer of a new process, s"), lines)
