@@ -19,9 +19,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from sosn.bench.contenders import Shape, Step, judging, training_step
 from sosn.bench.measure import EPISODES
+from sosn.cli.process import keep_freed_memory
 from sosn.training.run import circumstances
 from sosn.util.device import machine, resolve_device
-from sosn.util.memory import keep_freed_memory
 
 SHAPE = Shape(5, 1, 15, 84)
 CALLS, WARM, SHOWN = 8, 6, 8

@@ -19,9 +19,9 @@ import torch
 from filelock import FileLock
 
 from sosn.cli import main
+from sosn.cli.process import keep_freed_memory
 from sosn.data.prepare.catalog import prepare_dataset
 from sosn.training.progress import Silent
-from sosn.util.memory import keep_freed_memory
 
 keep_freed_memory()
 

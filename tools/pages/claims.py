@@ -6,7 +6,7 @@ from pages.ledger import TITLES, current_entries, points, verdict
 from pages.text import table
 from sosn.reproduce.claims import CLAIMS, Claim
 from sosn.reproduce.ledger import Entry
-from sosn.reproduce.paper import OPEN_MIC_1, OPEN_MIC_2, ahead
+from sosn.reproduce.paper import PUBLISHED, ahead
 
 HEAD = ("first", "second", "dataset", "protocol", "split", "paper", "ours", "ours, batch statistics", "seeds", "verdict")
 NETS = {"84": ("", "+Multiple-similarity Net."), "224": (" (224×224)", " (224×224)+Mult.-sim. Net.")}
@@ -44,11 +44,8 @@ def _misprints() -> dict[str, str]:
     for protocol in ("5w1s", "5w5s"):
         found[f"sigme.{protocol}"] = f"{ahead('mini-imagenet', 'SoSN(⊗)+SigmE', 'SoSN(⊗) (no Power Norm.)', protocol):+.2f}"
     gains = [
-        one - other
-        for rows in (OPEN_MIC_1, OPEN_MIC_2)
-        for normed in rows
-        for plain in rows
-        if (normed.model, plain.model, normed.way) == ("SoSN+SigmE", "SoSN", plain.way)
-        for (one, _), (other, _) in zip(normed.figures, plain.figures, strict=True)
+        figure.accuracy - PUBLISHED[table]["SoSN"][protocol].accuracy
+        for table in ("open-mic-1", "open-mic-2")
+        for protocol, figure in PUBLISHED[table]["SoSN+SigmE"].items()
     ]
     return found | {"sigme.open-mic": f"{min(gains):+.1f} to {max(gains):+.1f}"}

@@ -31,7 +31,7 @@ from sosn.kernel import engine
 from sosn.training.cuda_graph import FREE_STEPS
 from sosn.training.run import circumstances
 from sosn.util.device import machine, resolve_device
-from sosn.util.memory import free_memory, keep_freed_memory
+from sosn.util.memory import free_memory
 
 SHAPES = (Shape(5, 1, 15, 84), Shape(5, 5, 10, 84), Shape(20, 1, 5, 28, 1), Shape(20, 1, 10, 28, 1), Shape(5, 1, 5, 224))
 QUICK = (Shape(5, 1, 1, 28, 1),)
@@ -62,7 +62,6 @@ def run_bench(
 
     keep is given what has been measured so far, after every shape.
     """
-    keep_freed_memory()
     place, began = resolve_device(device), time.monotonic()
 
     def tell(sentence: str) -> None:

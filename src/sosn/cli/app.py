@@ -12,6 +12,7 @@ from sosn.cli.common import AsJson, print_json
 from sosn.cli.data import app as data_app
 from sosn.cli.importing import app as import_app
 from sosn.cli.photos import classify, export, tune
+from sosn.cli.process import check_precision, check_words, keep_freed_memory
 from sosn.cli.reproduce import reproduce
 from sosn.errors import UsageError
 
@@ -33,6 +34,12 @@ app.command()(tune)
 # Settings are words without dashes; a --steps that slips in reaches the recipe's own message.
 WORDS = {"ignore_unknown_options": True}
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, for instance steps=2000.")]
+
+
+def prepare(words: list[str]) -> None:
+    """Make this process ready for a long computation with these settings."""
+    keep_freed_memory()
+    check_words(words)
 
 
 def _version(wanted: bool) -> None:
@@ -60,6 +67,7 @@ def demo(
     from sosn.cli.demo import run_demo
     from sosn.cli.show import RichProgress, show_demo
 
+    prepare(overrides or [])
     with RichProgress() as progress:
         result = run_demo(out, progress, overrides or [])
     if as_json:
@@ -87,6 +95,8 @@ def train(
 
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it greets where there are several processes
     resolved = override(load_recipe(recipe), overrides or [])
+    keep_freed_memory()
+    check_precision(resolved.training.precision, resolved.training.device)
     if out is None:
         out = Path(recipe) if Path(recipe).is_dir() else Path("runs") / Path(recipe).stem
     try:
@@ -128,6 +138,7 @@ def eval(
     from sosn.cli.show import console, progress_bar, protocol
     from sosn.evaluation.model import evaluate_model
 
+    prepare(overrides or [])
     with progress_bar("evaluating") as bar:
         result, settings = evaluate_model(model, overrides or [], bar, console.print)
     if as_json:
@@ -151,6 +162,7 @@ def compare(
     from sosn.evaluation.comparison import compare_models
 
     settings_given = [word for word in words if "=" in word and not Path(word).exists()]
+    prepare(settings_given)
     with progress_bar("comparing") as bar:
         rows, settings = compare_models([w for w in words if w not in settings_given], settings_given, bar, console.print)
     if as_json:
@@ -209,6 +221,8 @@ def bench(
     from sosn.bench import run_bench
     from sosn.cli.show import console, show_bench
     from sosn.util.files import write_atomically
+
+    keep_freed_memory()
 
     def keep(measured: dict[str, Any]) -> None:
         if out is not None:

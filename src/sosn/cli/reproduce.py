@@ -56,8 +56,12 @@ def reproduce(
             raise UsageError("--list runs nothing: leave out everything but --rows and --json")
         _list(table, patterns, as_json)
         return
+    from sosn.cli.process import check_words, keep_freed_memory
     from sosn.cli.show import RichProgress
     from sosn.reproduce.claims import reproduce_claims
+
+    keep_freed_memory()
+    check_words(overrides, "fp32" if quick else "bf16")  # which nearly all rows have
 
     wanted = Options(patterns, numbers or [0], overrides, quick, data, ledger, jobs, estimate)
     folder = out or Path("runs/quick" if quick else "runs")
@@ -212,8 +216,6 @@ def _show_claims(result: "Claimed", quick: bool) -> None:
         out.print("quick, so ours is no result")
     for claim in result.claims:
         out.print(f"\n[bold]{escape(claim.claim)}[/bold]\n“{escape(claim.quote)}”", soft_wrap=True)
-        if claim.note:
-            out.print(escape(claim.note), soft_wrap=True)
         if claim.contrasts:
             table = new_table("", "row", "minus", "", "split", "paper, points", "ours, points", "seeds")
             for one in claim.contrasts:

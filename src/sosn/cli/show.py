@@ -12,6 +12,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from sosn.cli.process import end_at_once
+
 if TYPE_CHECKING:
     from sosn.classify.batch import Classified
     from sosn.cli.demo import DemoResult
@@ -93,6 +95,9 @@ class RichProgress:
             self.step(step, None)
         mark = "  best so far" if best else ""
         console.print(f"step {step}/{self.total}  {self.loss}  validation {result}{mark}  ({seconds:.0f} s)")
+
+    def lost(self) -> None:
+        end_at_once("another process of this run has ended, and this one waited for it in vain")
 
 
 @contextmanager

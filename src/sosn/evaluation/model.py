@@ -29,7 +29,7 @@ from sosn.method.base import Method, Statistics
 from sosn.method.test_time import TestTimeAugmentation
 from sosn.recipe.override import override, refuse_option
 from sosn.recipe.recipe import Recipe, data_keys
-from sosn.util.device import check_bf16, resolve_device
+from sosn.util.device import resolve_device
 from sosn.util.typed import annotations, check_options, parse
 
 
@@ -120,8 +120,6 @@ def evaluate_with(
 ) -> Evaluation:
     """Evaluate a method on the device of the settings, in their precision."""
     device, half = resolve_device(settings.device), settings.precision == "bf16"
-    if half and device.type == "cpu":
-        check_bf16()
     with engine(settings.engine), torch.autocast(device.type, torch.bfloat16, enabled=half):
         if settings.runs:
             with evaluating(method, settings.test_time(method)):

@@ -91,7 +91,6 @@ class Claim:
     quote: str
     contrasts: tuple[Contrast, ...] = ()
     experiments: tuple[Experiment, ...] = ()
-    note: str = ""  # what a reader of the differences should know
 
 
 def _mini(first: str, second: str, protocols: str = "5w1s 5w5s") -> tuple[Contrast, ...]:
@@ -213,7 +212,6 @@ def claim_json(claim: Claim, entries: Sequence[Entry]) -> dict[str, Any]:
         "claim": claim.id,
         "says": claim.claim,
         "quote": claim.quote,
-        "note": claim.note,
         "contrasts": contrasts,
         "experiments": experiments,
     }

@@ -1,11 +1,8 @@
 """The processes that Fabric starts for other devices, from the first of them."""
 
-import os
-import signal
 import subprocess
-import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import torch.distributed
@@ -16,15 +13,18 @@ GRACE = 60.0  # seconds that this process has to notice by itself that one has d
 
 
 @contextmanager
-def launched(fabric: Fabric) -> Iterator[None]:
-    """Start them, watch over them, and end them if this process fails or is interrupted: they would wait in vain."""
+def launched(fabric: Fabric, lost: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Start them, watch over them, and end them if this process fails or is interrupted: they would wait in vain.
+
+    lost is called where one of them has died and this process has not noticed after a while: it may wait for ever.
+    """
     workers: list[subprocess.Popen[bytes]] = []
     over = threading.Event()
     try:
         fabric.launch()
         workers += _taken_over(fabric)
         if workers:
-            threading.Thread(target=_watch, args=(workers, over), daemon=True).start()
+            threading.Thread(target=_watch, args=(workers, over, lost), daemon=True).start()
         yield
         _settle()
     except BaseException:
@@ -54,17 +54,15 @@ def _taken_over(fabric: Fabric) -> list[subprocess.Popen[bytes]]:
     return workers
 
 
-def _watch(workers: Sequence["subprocess.Popen[bytes]"], over: threading.Event) -> None:
-    """Where a process has died and nobody has noticed after a while, say so and end all of them, this one too."""
+def _watch(workers: Sequence["subprocess.Popen[bytes]"], over: threading.Event, lost: Callable[[], None]) -> None:
+    """Where a process has died and nobody has noticed after a while, end the others and say so."""
     while not over.wait(LOOK):
         codes = [worker.poll() for worker in workers]
         if any(codes):
             if not over.wait(GRACE):
-                sys.stderr.write("error: another process of this run has ended, and this one waited for it in vain\n")
-                sys.stderr.flush()
                 for worker in workers:
                     worker.kill()
-                os.kill(os.getpid(), signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
+                lost()
             return
         if all(code == 0 for code in codes):
             return

@@ -27,7 +27,6 @@ from sosn.training.schedule import learning_rate
 from sosn.training.setup import make_fabric
 from sosn.training.trainer import Trainer
 from sosn.util.files import read_json, write_atomically
-from sosn.util.memory import keep_freed_memory
 
 SAVE_SECONDS = 60.0  # longest time between two checkpoints
 LOG_STEPS = 20  # steps between two lines of metrics
@@ -59,11 +58,10 @@ def train(
     of them (by torchrun, or by itself on one node); they share the episodes of each step.
     """
     recipe = as_recipe(recipe)
-    keep_freed_memory()
     fabric = make_fabric(recipe, devices, nodes)
     run = Run(Path(out))
     run.check_same(recipe) if resume else run.check_new()  # before other processes are started, which would say so too
-    with launched(fabric):
+    with launched(fabric, (progress or Silent()).lost):
         try:
             return _train(recipe, Path(out), resume, progress or Silent(), fabric)
         except RuntimeError as error:

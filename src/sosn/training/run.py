@@ -2,13 +2,11 @@
 
 import json
 import math
-import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,19 +25,7 @@ if TYPE_CHECKING:
 CHECKPOINT_FILE = "checkpoint.safetensors"
 METRICS_FILE = "metrics.jsonl"
 RESULT_FILE = "result.json"
-
-
-_LOCKS: "WeakSet[TextIO]" = WeakSet()  # files whose locks this process holds
-
-
-def _close_locks() -> None:
-    """In a new worker, which would hold the lock of a run that was killed."""
-    for file in list(_LOCKS):
-        file.close()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_locks)
+_LOCKED: set[Path] = set()  # folders that this process trains in: the lock of a file keeps out others only
 
 
 class Run:
@@ -123,13 +109,19 @@ class Run:
         except ImportError:  # not a Unix
             yield
             return
+        place = self.folder.resolve()
         with (self.folder / "lock").open("w") as file:
-            _LOCKS.add(file)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                if place in _LOCKED:
+                    raise BlockingIOError
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, not shared with forked workers
+            except (BlockingIOError, PermissionError):
                 raise UsageError(f"another process is training in {str(self.folder)!r}: wait for it, or stop it") from None
-            yield
+            _LOCKED.add(place)
+            try:
+                yield
+            finally:
+                _LOCKED.discard(place)
 
     def create(self, recipe: Recipe, data: dict[str, Any], start: dict[str, Any] | None = None) -> None:
         """Make the folder, unless it is there, and say in it what runs, on which images, from which weights."""

@@ -13,7 +13,7 @@ from sosn.data.sampler import leave_out_small
 from sosn.errors import UsageError
 from sosn.method import Method, method_class, method_options
 from sosn.recipe.recipe import Recipe
-from sosn.util.device import check_bf16, resolve_device
+from sosn.util.device import resolve_device
 from sosn.util.seeding import generator
 
 MOMENTUM = 0.9  # Nesterov's, of optimiser = "sgd"
@@ -103,8 +103,6 @@ def make_fabric(recipe: Recipe, devices: int = 1, nodes: int = 1) -> Fabric:
         raise UsageError(f"device is {wanted.device!r}, which is one, and devices is {devices}: use device={device.type}")
     if device.type == "cuda" and devices > torch.cuda.device_count():
         raise UsageError(f"devices is {devices} and there are {torch.cuda.device_count()} GPUs here")
-    if wanted.precision == "bf16" and device.type == "cpu":
-        check_bf16()
     return Fabric(
         accelerator=device.type,
         devices=[device.index] if devices == 1 and device.index is not None else devices,

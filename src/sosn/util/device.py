@@ -2,16 +2,12 @@
 
 import platform
 import re
-import subprocess
-import sys
-import warnings
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 
 import torch
 
-from sosn.errors import SosnWarning, UsageError
+from sosn.errors import UsageError
 
 
 def resolve_device(name: str) -> torch.device:
@@ -42,41 +38,3 @@ def _processor() -> str:
         if found:
             return " ".join(found[1].split())
     return platform.processor() or platform.machine()
-
-
-PATIENCE = 120  # seconds that a probe may take, of which most go to importing PyTorch
-PROBE = """
-import time, torch
-
-def seconds(dtype):
-    net = torch.nn.Conv2d(64, 64, 3).to(dtype, memory_format=torch.channels_last)
-    maps = torch.ones(16, 64, 33, 33, dtype=dtype).contiguous(memory_format=torch.channels_last)
-    times = []
-    for _ in range(4):
-        began = time.perf_counter()
-        net(maps).sum().backward()
-        times.append(time.perf_counter() - began)
-    return min(times)
-
-print(seconds(torch.bfloat16) / seconds(torch.float32))
-"""
-
-
-def check_bf16() -> None:
-    """Refuse bf16 on a CPU whose bf16 convolutions kill the process, and say where they do not pay: a child process tries."""
-    found = try_bf16()
-    if isinstance(found, str):
-        raise UsageError(f"bf16 convolutions {found} on this CPU: use precision=fp32")
-    if found > 1:
-        sentence = f"bf16 convolutions take {found:.1f} times as long as others on this CPU: precision=fp32 is faster"
-        warnings.warn(sentence, SosnWarning, stacklevel=2)
-
-
-@cache
-def try_bf16() -> float | str:
-    """How many times longer than others bf16 convolutions take, or what is wrong with them; a process finds out once."""
-    try:
-        tried = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=False, timeout=PATIENCE)
-    except subprocess.TimeoutExpired:
-        return "do not come to an end"
-    return "do not work" if tried.returncode else float(tried.stdout)

@@ -1,35 +1,13 @@
-"""Memory of the CPU: how much there is, and freed memory kept, as a step frees and takes hundreds of megabytes."""
+"""How much memory the CPU has."""
 
-import ctypes
 import math
 import os
-import sys
-from functools import cache
 from pathlib import Path
 
 _GROUPS = (  # of cgroups, second version and first: how /proc/self/cgroup names ours, where they are, and their files
     ("0::", "/sys/fs/cgroup", ("memory.max", "memory.current", "inactive_file")),
     (":memory:", "/sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")),
 )
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # of glibc's mallopt
-
-
-@cache
-def keep_freed_memory() -> bool:
-    """Tell glibc not to hand freed memory back to the system: new pages cost time. Does nothing, returns False, elsewhere.
-
-    Training and evaluation call it; it holds for the rest of the process.
-    """
-    import torch
-
-    if not sys.platform.startswith("linux") or torch.cuda.is_available():  # on a GPU there is nothing to gain
-        return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return False
-    settings = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 2**26))
-    return all(mallopt(name, value) for name, value in settings)
 
 
 def free_memory() -> float:

@@ -1,0 +1,91 @@
+"""What the command line does to its own process, which a library must not: memory settings, probes, a last resort."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Sequence
+from functools import cache
+
+from sosn.errors import SosnWarning, UsageError
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # of glibc's mallopt
+PATIENCE = 120  # seconds that a probe may take, of which most go to importing PyTorch
+PROBE = """
+import time, torch
+
+def seconds(dtype):
+    net = torch.nn.Conv2d(64, 64, 3).to(dtype, memory_format=torch.channels_last)
+    maps = torch.ones(16, 64, 33, 33, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    times = []
+    for _ in range(4):
+        began = time.perf_counter()
+        net(maps).sum().backward()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+print(seconds(torch.bfloat16) / seconds(torch.float32))
+"""
+
+
+@cache
+def keep_freed_memory() -> bool:
+    """Tell glibc not to hand freed memory back to the system, for the rest of the process.
+
+    A training step frees and takes hundreds of megabytes, and new pages cost time. Does nothing, and returns False, elsewhere
+    than on Linux without a GPU.
+    """
+    import torch
+
+    if not sys.platform.startswith("linux") or torch.cuda.is_available():  # on a GPU there is nothing to gain
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    settings = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 2**26))
+    return all(mallopt(name, value) for name, value in settings)
+
+
+def check_precision(precision: str, device: str) -> None:
+    """Refuse bf16 on a CPU that cannot do it; a child process tries."""
+    from sosn.util.device import resolve_device
+
+    if precision == "bf16" and resolve_device(device).type == "cpu":
+        check_bf16()
+
+
+def check_words(words: Sequence[str], precision: str = "fp32", device: str = "auto") -> None:
+    """The same for key=value words, which come after these settings."""
+    given = dict(word.rpartition("=")[::2] for word in words if "=" in word)
+    named = {key.rpartition(".")[2]: value for key, value in given.items()}
+    check_precision(named.get("precision", precision), named.get("device", device))
+
+
+def check_bf16() -> None:
+    """Refuse bf16 where its convolutions kill the process, and warn where they are slower than others."""
+    found = try_bf16()
+    if isinstance(found, str):
+        raise UsageError(f"bf16 convolutions {found} on this CPU: use precision=fp32")
+    if found > 1:
+        sentence = f"bf16 convolutions take {found:.1f} times as long as others on this CPU: precision=fp32 is faster"
+        warnings.warn(sentence, SosnWarning, stacklevel=2)
+
+
+@cache
+def try_bf16() -> float | str:
+    """How many times longer than others bf16 convolutions take, or what is wrong with them; a child process finds out once."""
+    try:
+        tried = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=False, timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        return "do not come to an end"
+    return "do not work" if tried.returncode else float(tried.stdout)
+
+
+def end_at_once(sentence: str) -> None:
+    """Say something and kill this process, whose main thread waits for another that is gone and cannot be reached."""
+    sys.stderr.write(f"error: {sentence}\n")
+    sys.stderr.flush()
+    os.kill(os.getpid(), signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
