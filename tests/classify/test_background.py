@@ -12,7 +12,7 @@ from torch import Tensor
 
 import sosn
 from sosn import FewShotClassifier, Gallery
-from sosn.classify.background import Ground, ground_for, inverted
+from sosn.classify.background import Background, background_for, inverted
 from sosn.data.bank import Bank
 from sosn.encoder.preprocessing import Preprocessing
 from sosn.errors import SosnWarning, UsageError
@@ -56,20 +56,20 @@ def _negative(images: list[Tensor]) -> list[Tensor]:
         (Preprocessing(1, 28, mean_image=True), None),
     ],
 )
-def test_a_model_s_ground_is_that_of_the_images_it_was_fitted_to(preprocessing: Preprocessing, ground: Ground | None) -> None:
-    assert ground_for(preprocessing) == ground
-    assert ground_for(preprocessing, "as_is") is None
+def test_a_model_s_ground_is_that_of_the_images_it_was_fitted_to(preprocessing: Preprocessing, ground: Background | None) -> None:
+    assert background_for(preprocessing) == ground
+    assert background_for(preprocessing, "as_is") is None
 
 
 def test_the_mean_image_tells_the_ground_too() -> None:
     preprocessing = Preprocessing(1, 28, mean_image=True)
     preprocessing.take_mean(torch.full((1, 28, 28), 0.9))
-    assert ground_for(preprocessing) == "light"
+    assert background_for(preprocessing) == "light"
 
 
 @pytest.mark.parametrize(("name", "ground"), [("glyphs", "light"), ("omniglot", "light"), ("mini-imagenet", None)])
-def test_the_shipped_models_of_drawings_know_a_light_ground(name: str, ground: Ground | None) -> None:
-    assert ground_for(sosn.load(name).preprocessing) == ground
+def test_the_shipped_models_of_drawings_know_a_light_ground(name: str, ground: Background | None) -> None:
+    assert background_for(sosn.load(name).preprocessing) == ground
 
 
 @pytest.mark.parametrize("size", [28, 84])
@@ -109,7 +109,7 @@ def test_the_ground_is_judged_by_the_picture_s_own_tones(image: Tensor, count: i
 
 
 @pytest.mark.parametrize("ground", ["light", "dark"])
-def test_a_grey_uneven_ground_becomes_pure_and_strokes_stay(ground: Ground) -> None:
+def test_a_grey_uneven_ground_becomes_pure_and_strokes_stay(ground: Background) -> None:
     board = _tones(60, 200)
     board[..., ::2, :] -= 8 * (board[..., ::2, :] == 60)  # half of it is darker than its median
     given, pure = (board, 255) if ground == "light" else (255 - board, 0)
@@ -161,12 +161,12 @@ def test_it_is_told_once_a_call(bank: Bank) -> None:
     support, labels = _shown(bank)
     classifier = FewShotClassifier("glyphs").fit(support, labels)
     many = _negative(_asked(bank)) * 4  # more than are encoded at once
-    for ask in (classifier.predict, classifier.answers, classifier.most_alike):
+    for ask in (classifier.predict, classifier.answers, classifier.nearest):
         with pytest.warns(SosnWarning) as told:
             ask(many)
         assert len(told) == 1
         assert "100 of 100 images" in str(told[0].message)
-        assert told[0].filename == __file__ or ask == classifier.most_alike
+        assert told[0].filename == __file__ or ask == classifier.nearest
     with pytest.warns(SosnWarning) as told:
         explained = classifier.explain(many[0])
     assert len(told) == 1
@@ -184,10 +184,10 @@ def test_as_is_leaves_pictures_as_they_are_and_is_kept(bank: Bank, tmp_path: Pat
         assert np.abs(found - plain.similarities(queries)).max() > 0.1
         plain.save(tmp_path)
         loaded = FewShotClassifier.load(tmp_path)
-        assert loaded.ground_ is None
+        assert loaded.background_ is None
         np.testing.assert_array_equal(loaded.similarities(_negative(queries)), found)
     FewShotClassifier("glyphs").fit(support, labels).save(tmp_path)
-    assert FewShotClassifier.load(tmp_path).ground_ == "light"
+    assert FewShotClassifier.load(tmp_path).background_ == "light"
     with pytest.raises(UsageError, match="polarity is 'inverted'; choose auto or as_is"):
         FewShotClassifier("glyphs", polarity="inverted").fit(support, labels)  # type: ignore[arg-type]
 
@@ -199,7 +199,7 @@ def test_a_method_that_tells_nothing_of_its_images_gets_pictures_as_they_are(ban
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         classifier = FewShotClassifier(method).fit(_negative(support), labels)
-        assert classifier.ground_ is None
+        assert classifier.background_ is None
         assert classifier.predict(_negative(support)).tolist() == labels
 
 

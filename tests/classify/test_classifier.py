@@ -89,7 +89,7 @@ def test_unequal_shots_average_the_maps_of_each_class(bank: Bank, drawings: list
 def test_new_drawings_are_recognised(folder: Path) -> None:
     classifier = FewShotClassifier().fit(folder / "support")
     assert classifier.score(folder / "query") >= 0.9
-    assert classifier.kind_ == "drawings"
+    assert classifier.image_type_ == "drawings"
     assert list(classifier.classes_) == sorted(path.name for path in (folder / "support").iterdir())
 
 
@@ -140,7 +140,7 @@ def test_a_failed_partial_fit_changes_nothing(bank: Bank, drawings: list[np.ndar
     np.testing.assert_array_equal(classifier.similarities(queries), before)
 
 
-def test_the_explanation_names_the_support_image_that_the_model_finds_most_alike(folder: Path) -> None:
+def test_the_explanation_names_the_support_image_that_the_model_finds_nearest(folder: Path) -> None:
     classifier = FewShotClassifier("glyphs").fit(folder / "support")
     files = sorted((folder / "support").glob("*/*.png"))
     pixels = torch.stack([torch.from_numpy(np.array(Image.open(file))) for file in files])
@@ -151,10 +151,10 @@ def test_the_explanation_names_the_support_image_that_the_model_finds_most_alike
         with torch.no_grad():
             singly = sosn.load("glyphs")(episode)[0, 0]
         explanation = classifier.explain(query)
-        assert explanation.alike.index == int(singly.argmax())
-        assert explanation.alike.source == str(files[explanation.alike.index])
-        assert explanation.alike.label == files[explanation.alike.index].parent.name
-        assert explanation.alike.similarity == pytest.approx(float(singly.max()), abs=1e-5)
+        assert explanation.nearest.index == int(singly.argmax())
+        assert explanation.nearest.source == str(files[explanation.nearest.index])
+        assert explanation.nearest.label == files[explanation.nearest.index].parent.name
+        assert explanation.nearest.similarity == pytest.approx(float(singly.max()), abs=1e-5)
         assert explanation.answer == max(explanation.similarities, key=lambda label: explanation.similarities[label])
         assert explanation.answer == classifier.predict([query])[0]
         assert explanation.probabilities[explanation.answer] == explanation.probability
@@ -335,7 +335,7 @@ def test_saving_never_takes_the_place_of_another_model(drawings: list[np.ndarray
     (run / "model.safetensors").write_bytes(b"weights of a run")
     photo.write_bytes(b"a photo")
     for place in (run, photo):
-        with pytest.raises(UsageError, match="holds a model that is no saved classifier"):
+        with pytest.raises(UsageError, match="holds a model that is not a saved classifier"):
             classifier.save(place)
     assert (run / "model.safetensors").read_bytes() == b"weights of a run"
     assert photo.read_bytes() == b"a photo"

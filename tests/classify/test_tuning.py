@@ -9,7 +9,7 @@ from PIL import Image
 
 import sosn
 from sosn.checkpoint.storage import load_tensors
-from sosn.checkpoint.training_classes import seen_by
+from sosn.checkpoint.training_classes import training_classes
 from sosn.classify.tuning import FOLDS, Tuned, _folds, _tuned, tune, tune_model
 from sosn.data.bank import Bank
 from sosn.errors import DataError, UntrainedError, UsageError
@@ -131,7 +131,7 @@ def test_classes_that_a_model_was_tuned_to_are_not_evaluated_as_new(
     assert [tuned_to in one["classes"] for one in written] == ([True, True, False] if inside else [True, False])
     assert written[-1]["name"] == "glyphs"  # what the model had been trained on before
     assert len(written[-1]["classes"]) == len(sosn.open_bank("glyphs", "train").names)
-    assert any(tuned_to in one.classes for one in seen_by("tuned"))  # and so by what starts from it
+    assert any(tuned_to in one.classes for one in training_classes("tuned"))  # and so by what starts from it
 
 
 def test_drawings_on_the_other_ground_are_turned_before_tuning(cli: Cli, bank: Bank, tmp_path: Path) -> None:

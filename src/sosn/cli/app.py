@@ -18,7 +18,7 @@ from sosn.errors import UsageError
 
 app = typer.Typer(
     name="sosn",
-    help="Recognise new kinds of things from one to five pictures of each.",
+    help="Recognise new classes of images from one to twenty examples of each.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -54,7 +54,7 @@ def _version(wanted: bool) -> None:
 def _sosn(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:
-    """Recognise new kinds of things from one to five pictures of each."""
+    """Recognise new classes of images from one to twenty examples of each."""
 
 
 @app.command(context_settings=WORDS)
@@ -63,7 +63,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the run and its report.")] = Path("demo-report"),
     as_json: AsJson = False,
 ) -> None:
-    """Train on generated glyphs, judge on classes never seen, classify a few drawings, write a report. Minutes, offline."""
+    """Train on generated characters, test on new ones and write a report. Takes minutes, offline."""
     from sosn.cli.demo import run_demo
     from sosn.cli.show import RichProgress, show_demo
 
@@ -78,15 +78,15 @@ def demo(
 
 @app.command(context_settings=WORDS)
 def train(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name (see `sosn recipes`), file, or run folder.")],
+    recipe: Annotated[str, typer.Argument(help="Recipe name (see `sosn recipes`), recipe file, or run folder.")],
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder; runs/RECIPE if not given.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in that folder.")] = False,
-    devices: Annotated[int, typer.Option(help="Processes on this machine, one for each GPU, that share each step.", min=1)] = 1,
+    out: Annotated[Path | None, typer.Option(help="Run folder; default: runs/RECIPE.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in that folder.")] = False,
+    devices: Annotated[int, typer.Option(help="GPUs (or CPU processes) on this machine that share each step.", min=1)] = 1,
     nodes: Annotated[int, typer.Option(help="Machines; start the command on each with torchrun.", min=1)] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Train a recipe, keep the weights that validate best, and report them on validation classes."""
+    """Train a recipe, keep the weights that validate best, and report their accuracy on validation classes."""
     from sosn.cli.show import RichProgress, console
     from sosn.recipe.library import RECIPE_FILE, load_recipe
     from sosn.recipe.override import override
@@ -113,28 +113,28 @@ def train(
     if as_json:
         print_json({"folder": str(out), "split": "val" if figures else None, "seconds": result.seconds, **figures})
     elif result.evaluation:
-        judged = result.evaluation
-        typer.echo(f"{judged}  {judged.way}-way {judged.shot}-shot on validation classes, {judged.episodes} episodes")
+        figure = result.evaluation
+        typer.echo(f"{figure}  {figure.way}-way {figure.shot}-shot on validation classes, {figure.episodes} episodes")
         typer.echo(f"run folder: {out}")
     else:
-        typer.echo(f"run folder: {out} (no validation classes, so no figure)")
+        typer.echo(f"run folder: {out} (no validation classes, so no accuracy)")
 
 
 @app.command(context_settings=WORDS)
 def eval(
-    model: Annotated[str, typer.Argument(help="A run folder, a weights file, or a shipped model (see `sosn models`).")],
+    model: Annotated[str, typer.Argument(help="Run folder, weights file, or shipped model (see `sosn models`).")],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="way, shot, query (those of its validation unless given), episodes, seed, statistics=running|batch, "
-            "split=val|test, within=alphabet|drawers, data with its options (partition=lake; data.seed=5 where eval has "
-            "such a key itself), device, precision=fp32|bf16, engine=auto|plain; or runs=FOLDER, the tasks of Lake et al.",
+            help="way, shot, query, episodes, seed, statistics=running|batch, split=val|test, within=alphabet|drawers, data "
+            "and its options (partition=lake; data.seed=5 where eval has that key too), mirror, scales, turns (test-time "
+            "augmentation), device, precision=fp32|bf16, engine=auto|plain; or runs=FOLDER, the tasks of Lake et al.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Accuracy ± 95% CI on fixed seeded episodes; validation classes unless split=test is typed."""
+    """Evaluate a model: accuracy ± 95% CI on seeded episodes of validation classes; split=test for test classes."""
     from sosn.cli.show import console, progress_bar, protocol
     from sosn.evaluation.model import evaluate_model
 
@@ -151,13 +151,11 @@ def eval(
 def compare(
     words: Annotated[
         list[str],
-        typer.Argument(
-            metavar="RUN... [KEY=VALUE]...", help="Run folders or names of models, and settings as `eval` has them."
-        ),
+        typer.Argument(metavar="RUN... [KEY=VALUE]...", help="Run folders or shipped models, and settings as in `eval`."),
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Several models on the same episodes: accuracy ± 95% CI, paired p-values against the first, size and speed."""
+    """Compare models on the same episodes: accuracy ± 95% CI, paired p-values against the first, size, speed."""
     from sosn.cli.show import console, progress_bar, show_comparison
     from sosn.evaluation.comparison import compare_models
 
@@ -173,7 +171,7 @@ def compare(
 
 @app.command()
 def models(name: Annotated[str | None, typer.Argument(help="Print its card.")] = None, as_json: AsJson = False) -> None:
-    """List the models that come with the package, or print the card of one: data, figures, terms of use, limits."""
+    """List the shipped models, or print the card of one: data, accuracy, terms of use, limits."""
     from sosn.checkpoint.registry import model_card, shipped_models
     from sosn.cli.show import show_card, show_models
 
@@ -190,7 +188,7 @@ def models(name: Annotated[str | None, typer.Argument(help="Print its card.")] =
 
 @app.command()
 def recipes(name: Annotated[str | None, typer.Argument(help="Print this recipe.")] = None, as_json: AsJson = False) -> None:
-    """List the recipes that come with the package, or print one."""
+    """List the shipped recipes, or print one."""
     from sosn.cli.show import show_recipes
     from sosn.recipe.library import load_recipe, recipe_text, shipped
 
@@ -210,13 +208,13 @@ def recipes(name: Annotated[str | None, typer.Argument(help="Print this recipe."
 @app.command()
 def bench(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    quick: Annotated[bool, typer.Option("--quick", help="One small shape once, to see that it works.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure one small shape once, to see that it works.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for bench.json and bench.png.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure training and evaluation on this machine: a plain loop, vectorised PyTorch and the engine side by side.
+    """Measure training and evaluation speed on this machine, beside a plain loop and vectorised PyTorch.
 
-    Takes several minutes. What has been measured stands in bench.part.json of --out until all has.
+    Takes several minutes. Until all is measured, --out holds bench.part.json.
     """
     from sosn.bench import run_bench
     from sosn.cli.show import console, show_bench

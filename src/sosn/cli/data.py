@@ -12,7 +12,7 @@ app = typer.Typer(no_args_is_help=True, help="List, prepare, check and show data
 
 @app.command("list")
 def list_datasets(as_json: AsJson = False) -> None:
-    """What exists, where it was found, how many classes and images."""
+    """List prepared datasets with their classes and images, and what others can be prepared from."""
     from sosn.cli.show import show_datasets
     from sosn.data.prepare.catalog import CATALOG, prepared
 
@@ -26,13 +26,13 @@ def list_datasets(as_json: AsJson = False) -> None:
 
 @app.command()
 def prepare(
-    name: Annotated[str, typer.Argument(help="A dataset of `sosn data list`.")],
+    name: Annotated[str, typer.Argument(help="Dataset, as `sosn data list` names it.")],
     source: Annotated[Path, typer.Option("--from", help="Folder or archive that holds it.")],
-    size: Annotated[int | None, typer.Option(help="Side of the images; the usual one if not given.", min=8)] = None,
-    max_pixels: Annotated[int | None, typer.Option(help="Refuse larger images; 50 million pixels if not given.", min=1)] = None,
+    size: Annotated[int | None, typer.Option(help="Side of the images in pixels; default: the usual one.", min=8)] = None,
+    max_pixels: Annotated[int | None, typer.Option(help="Refuse images with more pixels; default: 50 million.", min=1)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Decode a dataset once into a bank that opens at once. Can be interrupted and run again."""
+    """Decode a dataset once, so that it opens at once later. Continues where it was interrupted."""
     from sosn.cli.show import progress_bar
     from sosn.data.prepare.catalog import prepare_dataset
 
@@ -40,7 +40,7 @@ def prepare(
         with progress_bar("preparing") as bar:
             done = prepare_dataset(name, source, size, bar, max_pixels)
     except KeyboardInterrupt:
-        typer.echo("the same command goes on where it stopped", err=True)
+        typer.echo("run the same command again to continue", err=True)
         raise
     if as_json:
         print_json(done)
@@ -51,15 +51,15 @@ def prepare(
     for split, part in done["splits"].items():
         typer.echo(f"  {split}: {part['classes']} classes, {part['images']} images")
     for split in done["missing"]:
-        typer.echo(f"  {split}: not there (allowed; it cannot be used until it is)")
+        typer.echo(f"  {split}: missing (it can be prepared later)")
 
 
 @app.command()
 def check(
-    name: Annotated[str, typer.Argument(metavar="NAME|PATH", help="A prepared dataset, a folder of images, or a CSV.")],
+    name: Annotated[str, typer.Argument(metavar="NAME|PATH", help="Prepared dataset, folder of images, or CSV.")],
     as_json: AsJson = False,
 ) -> None:
-    """Unreadable files, identical images within and across splits, tiny classes, wrong sizes. Exit 1 if something is wrong."""
+    """Find unreadable files, duplicates, tiny classes and wrong sizes. Exits with 1 if something is wrong."""
     from dataclasses import asdict
 
     from sosn.cli.show import progress_bar, show_findings
@@ -77,11 +77,11 @@ def check(
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="A dataset, for instance glyphs, omniglot or folder:PATH.")],
+    name: Annotated[str, typer.Argument(help="Dataset, for instance glyphs, omniglot or folder:PATH.")],
     split: Annotated[str, typer.Option(help="train, val or test.")] = "train",
-    way: Annotated[int, typer.Option(min=2)] = 5,
-    shot: Annotated[int, typer.Option(min=1)] = 1,
-    out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path(),
+    way: Annotated[int, typer.Option(min=2, help="Classes of the sample episode.")] = 5,
+    shot: Annotated[int, typer.Option(min=1, help="Support images of each class.")] = 1,
+    out: Annotated[Path, typer.Option(help="Folder for the images.")] = Path(),
 ) -> None:
     """Write a contact sheet and a sample episode as PNG."""
     from sosn.data.dataset import open_bank

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from sosn.method import Method
     from sosn.recipe.recipe import Recipe
 
-app = typer.Typer(no_args_is_help=True, help="Take over published weights, or the encoder of another model.")
-Out = Annotated[Path, typer.Option(help="Folder for the model, which `sosn eval` and `sosn compare` take.")]
+app = typer.Typer(no_args_is_help=True, help="Import published weights, or the encoder of another model.")
+Out = Annotated[Path, typer.Option(help="Folder for the imported model.")]
 
 
 @app.command("relation-net")
@@ -25,7 +25,7 @@ def relation_net(
     out: Out,
     as_json: AsJson = False,
 ) -> None:
-    """Weights of the 2018 release of Relation Net. Their figures were made with statistics=batch."""
+    """Import the weights of Relation Net's 2018 release. Its published figures use statistics=batch."""
     from sosn.checkpoint.importing import import_relation_net
 
     _write(out, *import_relation_net(encoder, relation), as_json)
@@ -33,7 +33,7 @@ def relation_net(
 
 @app.command(context_settings={"ignore_unknown_options": True})
 def frozen(
-    model: Annotated[str, typer.Argument(help="A run folder, a weights file, or a shipped model.")],
+    model: Annotated[str, typer.Argument(help="Run folder, weights file, or shipped model.")],
     out: Out,
     options: Annotated[
         list[str] | None,
@@ -43,7 +43,7 @@ def frozen(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """The encoder of a model as it is, with the nearest prototype in place of what compares."""
+    """Freeze a model's encoder and compare by the nearest prototype."""
     from sosn.checkpoint.importing import import_frozen
     from sosn.checkpoint.registry import load_with_recipe
     from sosn.checkpoint.training_classes import earlier_classes
@@ -52,14 +52,14 @@ def frozen(
     _write(out, method, recipe, as_json, earlier_classes(model, load_with_recipe(model)[1]))
 
 
-def _write(out: Path, method: "Method", recipe: "Recipe", as_json: bool, seen: "Sequence[TrainingClasses]" = ()) -> None:
+def _write(out: Path, method: "Method", recipe: "Recipe", as_json: bool, earlier: "Sequence[TrainingClasses]" = ()) -> None:
     from sosn.checkpoint.storage import write_model
 
-    write_model(out, method, recipe.to_table(), [one.to_json() for one in seen])
+    write_model(out, method, recipe.to_table(), [one.to_json() for one in earlier])
     if as_json:
-        told = {"folder": str(out), "method": method.name, "parameters": method.parameter_count(), "config": method.config}
-        print_json(told)
+        document = {"folder": str(out), "method": method.name, "parameters": method.parameter_count(), "config": method.config}
+        print_json(document)
     else:
         size, channels = method.preprocessing.size, method.preprocessing.channels
-        kind = "colour" if channels == 3 else "grey"
-        typer.echo(f"{method.name} for {kind} images of {size}×{size}, {method.parameter_count():,} parameters: {out}")
+        colour = "colour" if channels == 3 else "grey"
+        typer.echo(f"{method.name} for {colour} images of {size}×{size}, {method.parameter_count():,} parameters: {out}")

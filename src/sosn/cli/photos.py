@@ -3,7 +3,7 @@
 import csv
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -11,32 +11,37 @@ from sosn.cli.common import AsJson, print_json
 
 if TYPE_CHECKING:
     from sosn.classify.background import Inverting
+    from sosn.classify.batch import Classified
+    from sosn.classify.classifier import FewShotClassifier
 
 Polarity = Annotated[
-    str,
-    typer.Option(help="auto: invert drawings on the other ground than the model knows; as_is: leave all images as they are."),
+    str, typer.Option(help="auto: invert light-on-dark drawings for models trained on dark-on-light; as_is: invert nothing.")
+]
+Support = Annotated[Path, typer.Option(help="Folder that holds a folder of images for each class.")]
+Model = Annotated[
+    str, typer.Option(help="Shipped model, run folder, or auto: chosen by whether images are drawings or photos.")
 ]
 
 
 def classify(
-    images: Annotated[list[str], typer.Argument(metavar="IMAGE|FOLDER...", help="What to classify.")],
-    support: Annotated[Path, typer.Option(help="A folder that holds a folder of images for each class.")],
-    model: Annotated[str, typer.Option(help="A shipped model, a run folder, or auto: by what the images are.")] = "auto",
-    encoder: Annotated[str | None, typer.Option(help="In place of a model, a frozen backbone: timm:NAME.")] = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="Weights of that backbone, if not timm's own.")] = None,
+    images: Annotated[list[str], typer.Argument(metavar="IMAGE|FOLDER...", help="Images to classify.")],
+    support: Support,
+    model: Model = "auto",
+    encoder: Annotated[str | None, typer.Option(help="Use a frozen backbone in place of a model: timm:NAME.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="Weights of that backbone; timm's own if not given.")] = None,
     reject: Annotated[
-        float | None, typer.Option(help="Answer 'none of these' where apt; the share of known images that may be refused.")
+        float | None, typer.Option(help="Allow 'none of these'; the share of known images that may be rejected.")
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page with thumbnails.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with thumbnails to this file.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "cpu",
     polarity: Polarity = "auto",
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print lines of CSV on standard output.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV on standard output.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what is on images from a few examples of each class. Exit 1 if an image could not be read."""
+    """Classify images from a few examples of each class. Exits with 1 if an image could not be read."""
     from sosn.classify.batch import classify_files, expectation, find_images
     from sosn.classify.classifier import FewShotClassifier
-    from sosn.cli.show import console, progress_bar, show_answers
+    from sosn.cli.show import console, progress_bar
     from sosn.errors import UsageError
 
     if as_csv and as_json:
@@ -50,43 +55,56 @@ def classify(
     expected = expectation(classifier)
     console.print(expected, soft_wrap=True, markup=False)
     with progress_bar("classifying") as bar:
-        told = classify_files(classifier, files, reject, html is not None, bar)
+        results = classify_files(classifier, files, reject, html is not None, bar)
     if html is not None:
-        console.print(f"page: {write_answers(html, support, told, expected)}", soft_wrap=True, markup=False)
-    if as_json:
-        document = {
-            "model": classifier.model_, "image_type": classifier.image_type_, "calibrated": classifier.calibration_ is not None,
-            "classes": dict(zip(classifier.classes_.tolist(), classifier.shots_, strict=True)), "reject": reject,
-            "answers": [one.to_json() for one in told if one.answer], "failed": [one.to_json() for one in told if one.error],
-        }  # fmt: skip
-        print_json(document)
-    elif as_csv:
-        lines = io.StringIO()
-        writer = csv.writer(lines, lineterminator="\n")
-        writer.writerow(["image", "answer", "likeliest", "probability", "error"])  # no answer: none of these
-        for one in told:
-            own = (
-                ("", "", "")
-                if one.answer is None
-                else (one.answer.answer, one.answer.likeliest, f"{one.answer.probability:.4f}")
-            )
-            writer.writerow([one.image, *own, one.error])
-        typer.echo(lines.getvalue(), nl=False)
-    else:
-        show_answers(told)
-    failed = [one.error for one in told if one.error]
+        console.print(f"page: {write_answers(html, support, results, expected)}", soft_wrap=True, markup=False)
+    _print_answers(classifier, results, reject, as_csv, as_json)
+    failed = [one.error for one in results if one.error]
     for error in failed:
         console.print(f"error: {error}", soft_wrap=True, markup=False)
     if failed:
         raise typer.Exit(1)
 
 
+def _print_answers(
+    classifier: "FewShotClassifier", results: "list[Classified]", reject: float | None, as_csv: bool, as_json: bool
+) -> None:
+    if as_csv:
+        typer.echo(_csv(results), nl=False)
+    elif as_json:
+        document: dict[str, Any] = {
+            "model": classifier.model_,
+            "image_type": classifier.image_type_,
+            "calibrated": classifier.calibration_ is not None,
+            "classes": dict(zip(classifier.classes_.tolist(), classifier.shots_, strict=True)),
+            "reject": reject,
+            "answers": [one.to_json() for one in results if one.answer],
+            "failed": [one.to_json() for one in results if one.error],
+        }
+        print_json(document)
+    else:
+        from sosn.cli.show import show_answers
+
+        show_answers(results)
+
+
+def _csv(results: "list[Classified]") -> str:
+    lines = io.StringIO()
+    writer = csv.writer(lines, lineterminator="\n")
+    writer.writerow(["image", "answer", "likeliest", "probability", "error"])  # an empty answer: none of these
+    for one in results:
+        answer = one.answer
+        cells = ("", "", "") if answer is None else (answer.answer, answer.likeliest, f"{answer.probability:.4f}")
+        writer.writerow([one.image, *cells, one.error])
+    return lines.getvalue()
+
+
 def export(
-    model: Annotated[str, typer.Argument(help="A run folder, a weights file, or a shipped model.")],
+    model: Annotated[str, typer.Argument(help="Run folder, weights file, or shipped model.")],
     out: Annotated[Path, typer.Argument(help="Folder for describe.onnx, similarity.onnx and model.json.")],
     as_json: AsJson = False,
 ) -> None:
-    r"""Write a model as ONNX, checked against PyTorch, for ONNX Runtime and others. Needs the extra sosn\[onnx]."""
+    r"""Export a model to ONNX and check it against PyTorch. Needs the extra sosn\[onnx]."""
     from sosn.checkpoint.registry import load
     from sosn.classify.onnx import export_onnx
     from sosn.evaluation.calibration import calibration_of
@@ -100,15 +118,15 @@ def export(
 
 
 def tune(
-    support: Annotated[Path, typer.Option(help="A folder that holds a folder of images for each class, 6 or more in each.")],
-    model: Annotated[str, typer.Option(help="A shipped model, a run folder, or auto: by what the images are.")] = "auto",
+    support: Annotated[Path, typer.Option(help="Folder that holds a folder of images for each class, 6 or more in each.")],
+    model: Model = "auto",
     out: Annotated[Path, typer.Option(help="Folder for the tuned model, for --model of `sosn classify`.")] = Path("tuned"),
-    steps: Annotated[int, typer.Option(help="Steps of each of the four tunings.", min=1)] = 100,
-    seed: Annotated[int, typer.Option(help="Of the episodes.")] = 0,
+    steps: Annotated[int, typer.Option(help="Training steps of each of the four tunings.", min=1)] = 100,
+    seed: Annotated[int, typer.Option(help="Random seed of the episodes.")] = 0,
     polarity: Polarity = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Adapt a model to your classes; it is kept only if cross-validation on your own images says that it answers better."""
+    """Fine-tune a model on your classes; keep it only if cross-validation on your images shows a gain."""
     from sosn.classify.tuning import tune_model
     from sosn.cli.show import progress_bar
 
@@ -117,8 +135,8 @@ def tune(
     if as_json:
         print_json({"model": name, "folder": str(out) if result.method else None, **result.to_json()})
         return
-    shares = [f"{100 * right / result.pictures:.1f}%" for right in (result.before, result.after)]
-    judged = f"{shares[0]} of {result.pictures} held-out images right before tuning {name!r}, {shares[1]} after"
+    before, after = (f"{100 * right / result.pictures:.1f}%" for right in (result.before, result.after))
+    figures = f"accuracy on {result.pictures} held-out images: {before} before tuning {name!r}, {after} after"
     options = f"--model {out}" + (" --polarity as_is" if polarity == "as_is" else "")
-    verdict = f"tuned model: {out}; use it with {options}" if result.method else "that is no clear gain: nothing is kept"
-    typer.echo(f"{judged}; {verdict}")
+    verdict = f"saved to {out}; use it with {options}" if result.method else "no clear gain, so nothing was saved"
+    typer.echo(f"{figures}; {verdict}")

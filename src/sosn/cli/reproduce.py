@@ -27,22 +27,24 @@ def reproduce(
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, for instance device=cuda.")
     ] = None,
     rows: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN...", help="Rows by shell patterns; all if not given.")
+        list[str] | None, typer.Option(metavar="PATTERN...", help="Rows to run, as shell patterns; default: all.")
     ] = None,
-    seeds: Annotated[list[int] | None, typer.Option(metavar="SEED...", help="A training each; 0 if not given.")] = None,
-    listing: Annotated[bool, typer.Option("--list", help="Print the rows and their recipes, and run nothing.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="A few steps and episodes, to see that it works.")] = False,
-    data: Annotated[Path | None, typer.Option(help="Folder to prepare images from that are not prepared yet.")] = None,
+    seeds: Annotated[
+        list[int] | None, typer.Option(metavar="SEED...", help="Random seeds, one training each; default: 0.")
+    ] = None,
+    listing: Annotated[bool, typer.Option("--list", help="List rows, recipes and commands; run nothing.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Run a few steps and episodes, to see that it works.")] = False,
+    data: Annotated[Path | None, typer.Option(help="Folder to prepare missing datasets from.")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for the runs, OUT/TABLE/ROW-seedN; runs if not given."),
+        typer.Option(help="Folder for the runs, OUT/TABLE/ROW-seedN; default: runs."),
     ] = None,
-    ledger: Annotated[Path | None, typer.Option(help="Copy the entry of every run to LEDGER/TABLE/ROW-seedN.json.")] = None,
-    jobs: Annotated[int, typer.Option(help="Trainings at a time, each in a process of its own: for a large GPU.")] = 1,
-    estimate: Annotated[bool, typer.Option(help="Time a few steps first and say how long all will take.")] = True,
+    ledger: Annotated[Path | None, typer.Option(help="Copy the result of every run to LEDGER/TABLE/ROW-seedN.json.")] = None,
+    jobs: Annotated[int, typer.Option(help="Trainings at a time, each in its own process.")] = 1,
+    estimate: Annotated[bool, typer.Option(help="Time a few steps first and print how long all will take.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Run the experiments of one of the paper's tables and print its figures beside ours. Goes on where it stopped."""
+    """Run the experiments of one of the paper's tables and print its figures beside ours. Continues where it stopped."""
     from sosn.errors import UsageError
     from sosn.reproduce.table import TABLES, Options, reproduce_rows
     from sosn.util.spelling import nearest
@@ -72,7 +74,7 @@ def reproduce(
             else:
                 result = reproduce_rows(table, folder, wanted, progress)
     except KeyboardInterrupt:
-        typer.echo("the same command goes on from the last checkpoints", err=True)
+        typer.echo("run the same command again to continue from the last checkpoints", err=True)
         raise
     if table == CLAIMS:
         print_json(claimed.to_json()) if as_json else _show_claims(claimed, quick)
@@ -95,7 +97,7 @@ def _split_words(
         elif rows:
             patterns.append(word)
         else:
-            raise UsageError(f"{word!r} is no key=value: write for instance device=cuda, or --rows {word}")
+            raise UsageError(f"{word!r} is not key=value: write for instance device=cuda, or --rows {word}")
     if any(number < 0 for number in numbers):
         raise UsageError(f"seeds are {', '.join(map(str, numbers))}; they are whole numbers from 0")
     return overrides, patterns, numbers
@@ -128,7 +130,7 @@ def _show_plan(table: str, rows: "Sequence[Row]") -> None:
     common = _common(rows)
     if common:
         typer.echo(textwrap.fill(f"COMMON=({' '.join(common)})", WIDTH, break_on_hyphens=False, subsequent_indent="  "))
-    told: set[str] = set()
+    printed: set[str] = set()
     for row in rows:
         recipe = row.resolve(0)
         episodes = f"{recipe.training.steps * recipe.episodes.episodes_per_step:,} episodes"
@@ -137,9 +139,9 @@ def _show_plan(table: str, rows: "Sequence[Row]") -> None:
         paper = ", ".join(f"{protocol} {figure}" for protocol in protocols if (figure := row.paper(protocol)))
         typer.echo(f"{row.id}  {row.label}  {trained}{f'  paper: {paper}' if paper else ''}")
         for command in _commands(row, common):
-            if command not in told:  # rows may start from the same one
+            if command not in printed:  # rows may start from the same one
                 typer.echo(_broken(command))
-            told.add(command)
+            printed.add(command)
     typer.echo(f"{len(rows)} rows; `sosn reproduce {table} --rows PATTERN --seeds 0 1 2` runs some of them")
 
 
@@ -181,7 +183,7 @@ def _show_rows(result: "Reproduction", quick: bool) -> None:
     from sosn.reproduce.open_mic import TABLES as OPEN_MIC
     from sosn.reproduce.open_mic import averages
 
-    note = ": quick, so ours is no result" if quick else ""
+    note = ": --quick, not a result" if quick else ""
     table = new_table(f"{result.table}, %{note}", "row", "", "split", "paper", "running", "batch", "seeds")
     for row in result.rows:
         own = [entry for entry in result.entries if entry["row"] == row.id]
@@ -192,7 +194,7 @@ def _show_rows(result: "Reproduction", quick: bool) -> None:
                 cells = (measure.protocol, measure.split, str(paper or ""), _percent(running), _percent(batch))
                 table.add_row(row.id, *cells, str(len(running.seeds)))
     wide_console().print(table)
-    typer.echo("ours ±: the 95% interval between seeds, or, of a single seed, over episodes")
+    typer.echo("ours ±: 95% interval, over seeds and episodes where there are several seeds, else over episodes")
     for label, way, printed, ours in averages(result.table, result.entries) if result.table in OPEN_MIC else ():
         if ours is not None:
             typer.echo(f"average {label}, {way}-way: {100 * ours:.2f}" + (f" (paper {100 * printed:.2f})" if printed else ""))
@@ -213,7 +215,7 @@ def _show_claims(result: "Claimed", quick: bool) -> None:
 
     out = wide_console()
     if quick:
-        out.print("quick, so ours is no result")
+        out.print("--quick: not a result")
     for claim in result.claims:
         out.print(f"\n[bold]{escape(claim.claim)}[/bold]\n“{escape(claim.quote)}”", soft_wrap=True)
         if claim.contrasts:
@@ -239,5 +241,5 @@ def _percent(figure: "Summary | None") -> str:
     """Mean over seeds and its interval between them; of one seed, the interval over episodes."""
     if figure is None:
         return "–"
-    half = figure.ci95s[0] if figure.between is None else figure.between
+    half = figure.half
     return f"{100 * figure.mean:.2f} ± {100 * half:.2f}"

@@ -38,7 +38,7 @@ class RichProgress:
         self.loss = self.best = ""
         self.smooth: float | None = None
         self.first = self.total = self.episodes_per_step = 0
-        self.began = self.told = 0.0
+        self.began = self.reported = 0.0
         self.evaluation: TaskID | None = None
 
     def __enter__(self) -> "RichProgress":
@@ -58,7 +58,7 @@ class RichProgress:
             episodes_per_step,
             time.monotonic(),
         )
-        self.told = self.began
+        self.reported = self.began
         if self.task is not None:  # the next of several runs
             self.bar.remove_task(self.task)
             self.loss, self.best, self.smooth = "", "", None
@@ -84,8 +84,8 @@ class RichProgress:
 
     def _tell(self, line: str) -> None:
         """A line now and then where there is no bar."""
-        if not console.is_terminal and time.monotonic() - self.told > QUIET:
-            self.told = time.monotonic()
+        if not console.is_terminal and time.monotonic() - self.reported > QUIET:
+            self.reported = time.monotonic()
             console.print(line)
 
     def validation(self, step: int, result: "Evaluation", best: bool) -> None:
@@ -97,19 +97,19 @@ class RichProgress:
         console.print(f"step {step}/{self.total}  {self.loss}  validation {result}{mark}  ({seconds:.0f} s)")
 
     def lost(self) -> None:
-        end_at_once("another process of this run has ended, and this one waited for it in vain")
+        end_at_once("another process of this run has ended")
 
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar, as a function of how many are done and how many there are."""
-    told = time.monotonic()
+    reported = time.monotonic()
 
     def show(done: int, total: int) -> None:
-        nonlocal told
+        nonlocal reported
         bar.update(task, completed=done, total=total)
-        if not console.is_terminal and time.monotonic() - told > QUIET:
-            told = time.monotonic()
+        if not console.is_terminal and time.monotonic() - reported > QUIET:
+            reported = time.monotonic()
             console.print(f"{what}  {done}/{total}")
 
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
@@ -132,7 +132,7 @@ def wide_console() -> Console:
 
 
 def show_models(cards: dict[str, dict[str, Any]]) -> None:
-    table = new_table("Models in the package", "name", "what it knows", "accuracy", "measured on")
+    table = new_table("Models in the package", "name", "what it is", "accuracy", "measured on")
     table.columns[0].no_wrap = True  # it is there to be copied
     for name, card in cards.items():
         accuracy = f"{100 * card['accuracy']:.2f} ± {100 * card['ci95']:.2f}%"
@@ -190,9 +190,9 @@ def show_comparison(rows: "list[Row]", settings: "EvaluationSettings") -> None:
     out.print(cost)
 
 
-def show_answers(told: "list[Classified]") -> None:
+def show_answers(results: "list[Classified]") -> None:
     table = new_table("", "image", "answer", "probability", "next best")
-    for one in told:
+    for one in results:
         name = escape(one.image.encode(errors="replace").decode())  # names of files need not be text
         if one.answer is None:
             table.add_row(name, "could not be read", "", "")
@@ -232,8 +232,8 @@ def show_findings(findings: "list[Finding]", images: int) -> None:
             table.add_row(finding.kind, "\n".join(finding.where), finding.detail)
         out.print(table)
     kinds = Counter(finding.kind for finding in findings)
-    told = ", ".join(f"{count} × {kind}" for kind, count in kinds.items()) or "nothing is wrong"
-    out.print(f"{images} images: {told}", soft_wrap=True)
+    summary = ", ".join(f"{count} × {kind}" for kind, count in kinds.items()) or "nothing is wrong"
+    out.print(f"{images} images: {summary}", soft_wrap=True)
 
 
 def show_recipes(titles: dict[str, str]) -> None:
@@ -246,9 +246,7 @@ def show_recipes(titles: dict[str, str]) -> None:
 def show_demo(result: "DemoResult") -> None:
     out = Console(highlight=False)
     test, pixels = result.test, result.pixels
-    out.print(
-        f"\n[bold]{test}[/bold] on {test.way}-way {test.shot}-shot episodes of classes it never saw ({test.episodes} episodes)"
-    )
+    out.print(f"\n[bold]{test}[/bold] on {test.way}-way {test.shot}-shot episodes of new classes ({test.episodes} episodes)")
     out.print(f"{pixels} by comparing pixels, {100 / test.way:.0f}% by guessing")
     table = new_table("\nA few drawings, one example of each class given", "drawing of", "answer", "similarity", "")
     for answer in result.answers:

@@ -122,6 +122,11 @@ class Summary:
     def between(self) -> float | None:
         return interval(self.accuracies)
 
+    @property
+    def half(self) -> float:
+        """Half of the 95% interval: over seeds and episodes where there are several seeds, else over episodes."""
+        return math.hypot(self.between or 0.0, sum(self.ci95s) / len(self.ci95s))
+
 
 def interval(values: Sequence[float]) -> float | None:
     """Half of the 95% interval of the mean of a few values (Student's t); None of a single one."""

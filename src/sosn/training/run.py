@@ -110,13 +110,14 @@ class Run:
             yield
             return
         place = self.folder.resolve()
+        busy = UsageError(f"another process is training in {str(self.folder)!r}: wait for it, or stop it")
+        if place in _LOCKED:  # before the file is opened: closing it would let go of the lock
+            raise busy
         with (self.folder / "lock").open("w") as file:
             try:
-                if place in _LOCKED:
-                    raise BlockingIOError
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, not shared with forked workers
             except (BlockingIOError, PermissionError):
-                raise UsageError(f"another process is training in {str(self.folder)!r}: wait for it, or stop it") from None
+                raise busy from None
             _LOCKED.add(place)
             try:
                 yield
