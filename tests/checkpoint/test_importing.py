@@ -122,7 +122,7 @@ def test_an_imported_model_is_evaluated_on_any_data_and_never_written_over(cli: 
     assert json.loads(out)["way"] == 5
     code, _, err = cli("import", "relation-net", "encoder.pkl", "relation.pkl", "--out", "imported")
     assert code == 2
-    assert "'imported' holds a model already" in err
+    assert "'imported' already holds a model" in err
 
 
 def changed(folder: Path, name: str, **changes: Tensor | None) -> None:
@@ -201,7 +201,7 @@ def test_the_encoder_of_a_model_is_frozen_under_a_nearest_prototype(cli: Cli, tm
     for words, sentence in (
         (["metric=near"], "metric is 'near'"),
         (["steps=3"], "has no key 'steps'"),
-        (["metric"], "'metric' is no key=value"),
+        (["metric"], "'metric' is not key=value"),
         (["--metric=cosine"], "settings are words without dashes"),
     ):
         code, _, err = cli("import", "frozen", "glyphs", "--out", "other", *words)

@@ -200,7 +200,7 @@ def test_a_tensor_too_many_or_too_few_is_named(saved: Path) -> None:
 def test_weights_that_do_not_fit_the_settings_beside_them_are_refused(tmp_path: Path) -> None:
     config = network().config | {"encoder_width": 80}
     save_tensors(tmp_path / "odd.safetensors", network().state_dict(), {"method": "sosn", "config": config})
-    assert "is of another architecture" in refusal(tmp_path / "odd.safetensors")
+    assert "has another architecture" in refusal(tmp_path / "odd.safetensors")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.999])

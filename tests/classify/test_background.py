@@ -56,7 +56,9 @@ def _negative(images: list[Tensor]) -> list[Tensor]:
         (Preprocessing(1, 28, mean_image=True), None),
     ],
 )
-def test_a_model_s_ground_is_that_of_the_images_it_was_fitted_to(preprocessing: Preprocessing, ground: Background | None) -> None:
+def test_a_model_s_ground_is_that_of_the_images_it_was_fitted_to(
+    preprocessing: Preprocessing, ground: Background | None
+) -> None:
     assert background_for(preprocessing) == ground
     assert background_for(preprocessing, "as_is") is None
 

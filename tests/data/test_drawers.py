@@ -229,7 +229,7 @@ def test_the_command_line_evaluates_the_tasks_and_says_how_many_there_are(tmp_pa
     code, out, err = cli(*words, "way=4")
     assert code == 0, err
     assert "2 episodes of omniglot test within one alphabet, by one drawer and by another, seed 0" in out
-    assert "2 of 3 alphabets have fewer than 4 classes and are left out" in err
+    assert "2 of 3 alphabets have fewer than 4 classes and are skipped" in err
     assert cli(*words, "query=2")[0] == 2
     code, _, err = cli("eval", "glyphs", "within=drawers", "device=cpu")
     assert code == 1

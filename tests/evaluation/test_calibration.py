@@ -195,7 +195,7 @@ def test_a_calibration_survives_its_file_and_a_damaged_one_is_refused(tmp_path: 
     assert read_calibration(path) == calibration
     for damage in ("{", "{}", json.dumps(calibration.to_json() | {"sizes": []})):
         path.write_text(damage)
-        with pytest.raises(CheckpointError, match="measure it anew"):
+        with pytest.raises(CheckpointError, match="measure it again"):
             read_calibration(path)
 
 

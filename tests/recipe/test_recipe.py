@@ -255,7 +255,7 @@ def test_an_override_gives_options_that_the_dataset_takes() -> None:
         ("trainin.steps=3", "there is no key 'trainin.steps' (did you mean 'training.steps'?)"),
         ("data.steps=3", "there is no key 'data.steps'"),
         ("options={}", "there is no key 'options'"),
-        ("steps", "'steps' is no key=value"),
+        ("steps", "'steps' is not key=value"),
         ("steps=many", "[training].steps is 'many'; it must be a whole number"),
         ("steps=none", "[training].steps is 'none'; it must be a whole number"),
         ("eta=big", "[model].eta is 'big'; it must be a number"),

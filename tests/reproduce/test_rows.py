@@ -655,7 +655,7 @@ def test_the_list_says_what_a_row_starts_from() -> None:
 def test_words_that_mean_nothing_are_refused() -> None:
     for words, message in (
         ("omniglo", "there is no table 'omniglo', did you mean 'omniglot'"),
-        ("omniglot fast", "'fast' is no key=value"),
+        ("omniglot fast", "'fast' is not key=value"),
         ("omniglot --list --rows sigme-vinyals", "no id fits 'sigme-vinyals'"),
         ("claims --list --rows sigmoid", "no id fits 'sigmoid'"),
         ("open-mic-1 --rows p1", "open-mic-1 is run whole"),

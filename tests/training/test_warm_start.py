@@ -79,7 +79,7 @@ def test_what_was_taken_and_what_not_is_said_and_written_down(before: Path, tmp_
     (said,) = [sentence for sentence in listener.said if "begin as in" in sentence]
     own, given = weights(tmp_path / "run"), weights(before)
     encoder = {name for name in own if name.startswith("encoder.")}
-    assert f"{len(encoder)} of {len(own)} tensors begin as in {str(before)!r}" in said
+    assert f"{len(encoder)} of {len(own)} tensors taken from {str(before)!r}" in said
     assert "new are permutations, similarity." in said
     assert "not used are relation." in said
     record = json.loads((tmp_path / "run" / "run.json").read_text())["start"]

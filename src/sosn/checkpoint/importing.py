@@ -61,7 +61,7 @@ def import_frozen(model: str, options: Sequence[str]) -> tuple[NearestPrototype,
         key, _, text = word.partition("=")
         refuse_option(key)
         if not key or not text:
-            raise UsageError(f"{word!r} is no key=value: write for instance representation=mean")
+            raise UsageError(f"{word!r} is not key=value: write for instance representation=mean")
         pairs[key] = parse(text)
     frozen = NearestPrototype.of(source, **check_options(pairs, method_options(NearestPrototype.name), "frozen"))
     own = {key: frozen.config[key] for key in method_options(frozen.name)}

@@ -32,7 +32,7 @@ def model_path(name_or_path: str) -> Path:
     if path.is_dir():
         if not (path / WEIGHTS_FILE).is_file():
             raise CheckpointError(
-                f"folder {name_or_path!r} holds no {WEIGHTS_FILE}: it is no run, or its run has not validated yet"
+                f"folder {name_or_path!r} holds no {WEIGHTS_FILE}: it is not a run, or the run has not validated yet"
             )
         return path / WEIGHTS_FILE
     if path.is_file():

@@ -25,11 +25,11 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         pickle.UnpicklingError, SafetensorError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, TypeError
     ) as error:  # fmt: skip
         raise CheckpointError(
-            f"{str(path)!r} is no PyTorch state dict that can be read without running code in it ({type(error).__name__})"
+            f"{str(path)!r} is not a PyTorch state dict, or reading it would run code ({type(error).__name__})"
         ) from error
     for key in ("state_dict", "model"):
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
     if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
-        raise CheckpointError(f"{str(path)!r} is no state dict: it holds something else than tensors by name")
+        raise CheckpointError(f"{str(path)!r} is not a state dict: it holds something other than tensors by name")
     return dict(loaded)

@@ -82,11 +82,11 @@ def write_model(folder: Path, method: Method, recipe: Mapping[str, Any], seen: S
 
 
 def check_no_model(folder: Path) -> None:
-    """Refuse a folder that holds a model already, and a file."""
+    """Refuse a folder that already holds a model, and a file."""
     if folder.is_file():
         raise UsageError(f"{str(folder)!r} is a file: choose another --out")
     if (folder / WEIGHTS_FILE).exists():
-        raise UsageError(f"{str(folder)!r} holds a model already: choose another --out")
+        raise UsageError(f"{str(folder)!r} already holds a model: choose another --out")
 
 
 def load_method(path: Path) -> tuple[Method, dict[str, Any]]:
@@ -112,7 +112,7 @@ def restore(method: Method, tensors: Mapping[str, Tensor], path: Path) -> None:
         theirs = tuple(tensors[name].shape) if name in tensors else "absent"
         if ours != theirs:
             raise CheckpointError(
-                f"{str(path)!r} is of another architecture: {name!r} is {theirs} there and {ours} here; "
+                f"{str(path)!r} has another architecture: {name!r} is {theirs} there and {ours} here; "
                 "use the recipe it was trained with"
             )
     method.load_state_dict({name: tensor.to(own[name].dtype) for name, tensor in tensors.items()})

@@ -359,7 +359,7 @@ class FewShotClassifier:
 
     def _check_fitted(self) -> None:
         if not self.__sklearn_is_fitted__():
-            raise NotFittedError("this FewShotClassifier has seen no classes yet: call fit with images and labels first")
+            raise NotFittedError("this FewShotClassifier has no classes yet: call fit with images and labels first")
 
 
 def _labelled(images: Pictures, labels: Sequence[Any] | Array | None) -> tuple[list[Picture], list[Label]]:

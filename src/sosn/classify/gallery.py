@@ -61,7 +61,7 @@ class Gallery:
         shape = self._shape()
         flat = np.frombuffer(b"".join(blob for _, blob in rows), np.float16)
         if flat.size != len(rows) * int(np.prod(shape)):
-            raise CheckpointError(f"the classes in {str(folder)!r} belong to another model: make the gallery anew")
+            raise CheckpointError(f"the classes in {str(folder)!r} belong to another model: create the gallery again")
         self._described = torch.from_numpy(flat.copy()).view(len(rows), *shape)  # half precision: 8 kB a class
         self._index = _index(self._directions(self._described))
 
@@ -191,7 +191,7 @@ class Gallery:
             with closing(sqlite3.connect(self.folder / CLASSES_FILE)) as base, base:
                 yield base
         except sqlite3.IntegrityError as error:
-            raise UsageError(f"another process has added the same class meanwhile ({error}): open the gallery anew") from error
+            raise UsageError(f"another process has added the same class meanwhile ({error}): open the gallery again") from error
         except sqlite3.DatabaseError as error:
             raise CheckpointError(f"{str(self.folder / CLASSES_FILE)!r} cannot be used ({error})") from error
 

@@ -185,7 +185,7 @@ def leave_out_small(bank: Bank, what: str, shot: int, query: int, say: Callable[
         raise TooFewError(f"none of {len(bank.names)} {what} classes has enough images for {shot}-shot with {query} queries")
     if say and len(names) < len(bank.names):
         left_out = f"{len(bank.names) - len(names)} of {len(bank.names)} {what} classes"
-        say(f"{left_out} have too few images for {shot}-shot with {query} queries and are left out")
+        say(f"{left_out} have too few images for {shot}-shot with {query} queries and are skipped")
     return bank.subset(names)
 
 

@@ -112,7 +112,7 @@ class Calibration:
                 raise ValueError(f"every size needs {len(PERCENTS)} thresholds")
             return cls(table["data"], table["split"], sizes)
         except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"a calibration cannot be read ({error}): measure it anew") from error
+            raise CheckpointError(f"a calibration cannot be read ({error}): measure it again") from error
 
 
 def probabilities(logits: Tensor, temperature: float) -> Tensor:
@@ -268,7 +268,7 @@ def read_calibration(path: Path) -> Calibration | None:
     try:
         return Calibration.from_json(json.loads(path.read_text("utf-8")))
     except ValueError as error:
-        raise CheckpointError(f"{str(path)!r} is damaged ({error}): measure it anew") from error
+        raise CheckpointError(f"{str(path)!r} is damaged ({error}): measure it again") from error
 
 
 def calibration_of(name_or_path: str | Path) -> Calibration | None:

@@ -84,7 +84,7 @@ def evaluate_model(
     if method.parameter_count():  # or there is nothing that could have been trained
         check_runs(model) if settings.runs else check_unseen(model, trained, recipe, bank, settings.split)
     if settings.split == "train" and say:
-        say("split=train: these are classes that models are trained on, so the figure says nothing of new ones")
+        say("split=train: these are classes that models are trained on, so the accuracy says nothing about new ones")
     return evaluate_with(method, bank, settings, progress), settings
 
 
@@ -106,7 +106,7 @@ def open_evaluated(
     sizes = alphabets(bank.names)
     small = sum(size < settings.way for size in sizes.values())
     if settings.within and small and say:
-        say(f"{small} of {len(sizes)} alphabets have fewer than {settings.way} classes and are left out")
+        say(f"{small} of {len(sizes)} alphabets have fewer than {settings.way} classes and are skipped")
     if settings.episodes is None:
         count = EpisodeSampler(bank, settings.way, settings.shot, settings.query, settings.within).usual_count
         settings = replace(settings, episodes=count)
@@ -171,7 +171,7 @@ def evaluation_settings(recipe: Recipe, overrides: Sequence[str]) -> tuple[Evalu
     for word, (key, text) in zip(overrides, pairs, strict=True):
         refuse_option(key)
         if not key or not text:
-            raise UsageError(f"{word!r} is no key=value: write for instance shot=5")
+            raise UsageError(f"{word!r} is not key=value: write for instance shot=5")
     recipe = override(recipe, [f"data={text}" for key, text in pairs if key in ("data", "data.name")])
     known = annotations(EvaluationSettings)
     keys = {key: kind for key, kind in data_keys(recipe).items() if key not in known}

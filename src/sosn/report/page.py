@@ -40,9 +40,9 @@ def write_report(
 ) -> Path:  # fmt: skip
     """Write the page of a run on classes it never saw, and return its path."""
     sections = [
-        Section("Training", "Weights are chosen on validation classes; the classes below were never opened before the end.",
+        Section("Training", "Weights are chosen on validation classes; the test classes below are opened once, at the end.",
                 _inline(training_curves(metrics))),
-        Section("Episode by episode", "Every method is judged on the same seeded episodes.",
+        Section("Episode by episode", "Every method is evaluated on the same seeded episodes.",
                 _inline(accuracy_histogram(test, pixels))),
         Section("One episode", "Similarity of each query to each class, from one example of each. Bold: the answer. "
                 "Framed: the truth.", _inline(episode_figure(episode, scores, names))),

@@ -89,7 +89,7 @@ def _train(recipe: Recipe, out: Path, resume: bool, progress: Progress, fabric: 
             trainer.load()
         done = trainer.step == recipe.training.steps and run.result.exists()
         if done:
-            progress.say("this run is finished; its weights are judged once more")
+            progress.say("this run is finished; evaluating its weights once more")
         else:
             _run(trainer)
         fabric.barrier()  # the first process has written the weights

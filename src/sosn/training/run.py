@@ -47,10 +47,7 @@ class Run:
     def check_new(self) -> None:
         """Refuse a folder that holds a run already."""
         if self.exists:
-            raise UsageError(
-                f"{str(self.folder)!r} holds a run already: add --resume to go on with it if it has stopped, or choose another "
-                "--out"
-            )
+            raise UsageError(f"{str(self.folder)!r} already holds a run: add --resume to continue it, or choose another --out")
 
     def check_same(self, recipe: Recipe) -> None:
         """Refuse to go on with a run under another recipe than the one it was started with."""

@@ -29,11 +29,11 @@ class Start:
     seen: tuple[TrainingClasses, ...]  # classes that the weights were trained on
 
     def __str__(self) -> str:
-        sentence = f"{len(self.taken)} of {len(self.taken) + len(self.own)} tensors begin as in {self.model!r}"
+        sentence = f"{len(self.taken)} of {len(self.taken) + len(self.own)} tensors taken from {self.model!r}"
         if self.own:
-            sentence += f"; new are {_parts(self.own)}"
+            sentence += f"; newly initialised: {_parts(self.own)}"
         if self.unused:
-            sentence += f"; not used are {_parts(self.unused)}"
+            sentence += f"; not used: {_parts(self.unused)}"
         return sentence
 
     def to_json(self) -> dict[str, Any]:

@@ -260,7 +260,7 @@ def test_omniglot_is_evaluated_within_one_alphabet(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [*words, "--json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["within"] == "alphabet"
-    assert "1 of 3 alphabets have fewer than 3 classes and are left out" in done.stderr
+    assert "1 of 3 alphabets have fewer than 3 classes and are skipped" in done.stderr
     model, bank = sosn.load("glyphs"), sosn.open_bank("omniglot", "test")
     sizes = {"way": 3, "query": 1, "episodes": 4}
     inside, anywhere = (sosn.evaluate(model, bank, within=within, **sizes) for within in ("alphabet", None))  # type: ignore[arg-type]

@@ -55,7 +55,7 @@ def _from_lists(root: Path, lists: list[Path]) -> list[Entry]:
     for split, label, name, path in listed:
         found = named.get(name) or _by_position(numbered, name)
         if found is None:
-            raise DataError(f"{str(path)!r} lists {name!r}, which is nowhere below {str(root)!r}")
+            raise DataError(f"{str(path)!r} lists {name!r}, which is not below {str(root)!r}")
         entries.append(Entry(split, label, str(found)))
     return entries
 
