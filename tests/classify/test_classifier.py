@@ -186,7 +186,7 @@ def test_whole_numbers_stay_whole_numbers_when_saved(drawings: list[np.ndarray],
 
 
 def test_a_folder_that_is_not_whole_is_refused(drawings: list[np.ndarray], tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"holds no classifier\.json"):
+    with pytest.raises(CheckpointError, match=r"has no classifier\.json"):
         FewShotClassifier.load(tmp_path)
     FewShotClassifier("glyphs").fit(drawings[:2], [0, 1]).save(tmp_path / "one")
     FewShotClassifier("glyphs").fit(drawings[:2], [1, 0]).save(tmp_path / "other")
@@ -228,7 +228,7 @@ def test_a_method_that_needs_equal_shots_says_so(drawings: list[np.ndarray]) -> 
         ([np.zeros((8, 8), np.uint8)], [None], "words or whole numbers"),
         (np.zeros((8, 8, 3), np.uint8), [1] * 8, "put a single image in a list"),
         (torch.zeros(3, 8, 8), [1, 2, 3], "put a single image in a list"),
-        (np.zeros((5, 64)), [1] * 5, "no stack of images"),
+        (np.zeros((5, 64)), [1] * 5, "not a stack of images"),
         ([np.zeros(64)], [1], r"has shape \(64,\)"),
         ([np.full((8, 8), 255.0)], [1], "divide by 255"),
         ([np.full((8, 8), np.nan)], [1], "lie between 0 and 1"),

@@ -146,5 +146,5 @@ def test_drawings_on_the_other_ground_are_turned_before_tuning(cli: Cli, bank: B
         code, out, err = cli("tune", "--support", ground, "--model", "glyphs", "--steps", "1", "--out", ground[0], "--json")
         assert code == 0, err
         told[ground] = json.loads(out) | {"folder": None}
-        assert ("24 of 24 images were inverted" in err) == (ground == "dark")
+        assert ("inverted 24 of 24 images" in err) == (ground == "dark")
     assert told["light"] == told["dark"]

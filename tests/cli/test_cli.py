@@ -170,7 +170,7 @@ def test_models_are_listed(cli: Cli) -> None:
         (("train", "glyphs-5w1s", "--steps", "3"), 2, "steps=VALUE"),
         (("eval", "glyphs", "--shot=3"), 2, "shot=VALUE"),
         (("models", "glyph"), 2, "did you mean 'glyphs'?"),
-        (("recipes", str(Path(sosn.__file__).parent / "checkpoint" / "shipped" / "glyphs.safetensors")), 2, "is no recipe"),
+        (("recipes", str(Path(sosn.__file__).parent / "checkpoint" / "shipped" / "glyphs.safetensors")), 2, "is not a recipe"),
         (("train", "glyphs-5w1s", "shot=30"), 1, "30-shot with 1 queries needs 31"),
         (("train", "glyphs-5w1s", "device=banana"), 2, "device is 'banana'"),
         (("train", "glyphs-5w1s", "way=400"), 1, "lower way or val_way"),
@@ -178,7 +178,7 @@ def test_models_are_listed(cli: Cli) -> None:
         (("eval", "nowhere"), 2, "there is no model 'nowhere'"),
         (("eval", "glyphs", "shots=5"), 2, "did you mean 'shot'?"),
         (("eval", "glyphs", "split=tests"), 2, "did you mean 'test'?"),
-        (("recipes", "glyphs"), 2, "there is no recipe 'glyphs'"),
+        (("recipes", "glyphs"), 2, "there is not a recipe 'glyphs'"),
         (("no-such-command",), 2, "No such command"),
     ],
 )
@@ -249,7 +249,7 @@ def test_data_is_prepared_listed_checked_and_shown(cli: Cli, tmp_path: Path, mon
     assert "84×84 pixels; 7,000 is the limit: shrink it, or raise --max-pixels" in err
     code, out, _ = cli(*words, "--max-pixels", "8000")
     assert code == 0
-    assert "test: not there" in out
+    assert "test: missing" in out
     code, out, _ = cli("data", "list", "--json")
     assert json.loads(out)["prepared"][0]["images"] == 30
     assert cli("data", "check", "mini-imagenet")[0] == 0

@@ -51,7 +51,7 @@ def test_json_is_one_document_with_the_scores_of_all_classes(cli: Cli, drawings:
     assert code == 0, err
     told = json.loads(out)
     assert told["model"] == "glyphs"
-    assert told["kind"] == "drawings"
+    assert told["image_type"] == "drawings"
     assert told["calibrated"] is True
     assert told["classes"] == {"letter 0": 2, "letter 1": 2, "letter 2": 2}
     assert [answer["image"] for answer in told["answers"]] == [str(file) for file in files]
@@ -94,7 +94,7 @@ def test_unknown_classes_are_none_of_these(cli: Cli, drawings: Path) -> None:
     assert "from 0.01 to 0.5" in err
 
 
-def test_the_page_shows_every_picture_and_what_it_is_most_alike(cli: Cli, drawings: Path, tmp_path: Path) -> None:
+def test_the_page_shows_every_picture_and_what_it_is_nearest(cli: Cli, drawings: Path, tmp_path: Path) -> None:
     torn = tmp_path / "<torn>.png"
     torn.write_bytes(b"no image")
     words = ["--support", str(drawings / "support"), "--html", str(tmp_path / "page.html"), str(drawings / "query"), str(torn)]
@@ -145,7 +145,7 @@ def test_a_single_class_is_no_question(cli: Cli, drawings: Path) -> None:
     one = ["--support", str(drawings / "other"), str(drawings / "query" / "letter 0")]
     code, _, err = cli("classify", *one)
     assert code == 0, err
-    assert "one class of drawings with 4 images, which is the answer to anything: give a second class, or --reject" in err
+    assert "one class of drawings with 4 images. A single class is the answer to anything: add a second class, or use --reject" in err
     assert "right on" not in err
     _, out, _ = cli("classify", *one, "--reject", "0.5")
     assert "nearest is letter 3" in out
@@ -157,7 +157,7 @@ def test_a_picture_beside_the_folders_of_classes_is_left_out_and_said(cli: Cli, 
     shutil.copy(next((drawings / "query").glob("*/*.png")), tmp_path / "support" / "stray.png")
     code, _, err = cli("classify", "--support", "support", str(drawings / "query"))
     assert code == 0
-    assert "1 file in 'support' left out, such as 'stray.png'" in err
+    assert "skipped 1 file in 'support': stray.png" in err
 
 
 def test_drawings_on_a_blackboard_are_inverted_and_told_once_for_all_files(cli: Cli, drawings: Path, tmp_path: Path) -> None:
@@ -172,8 +172,8 @@ def test_drawings_on_a_blackboard_are_inverted_and_told_once_for_all_files(cli: 
     expected = [answer["probabilities"] for answer in json.loads(out)["answers"]]
     code, out, err = cli(*words, "--html", "page.html", *boards)
     assert code == 1  # for the torn one
-    assert err.count("were inverted") == 1
-    assert "note: 6 of 6 images were inverted, from light on dark to dark on light" in err
+    assert err.count("inverted ") == 1
+    assert "note: inverted 6 of 6 images from light on dark to dark on light" in err
     assert "--polarity as_is" in err
     assert [answer["probabilities"] for answer in json.loads(out)["answers"]] == expected
     code, out, err = cli(*words, "--polarity", "as_is", *boards[:-1])
@@ -190,7 +190,7 @@ def test_a_page_never_takes_the_place_of_something_else(cli: Cli, drawings: Path
     photo.write_bytes(next((drawings / "query").glob("*/*.png")).read_bytes())
     notes.write_text("<p>mine</p>")
     words = ["--support", str(drawings / "support"), "--model", "glyphs", str(drawings / "query" / "letter 0")]
-    for place, said in ((photo, "let it end in .html"), (notes, "no page of sosn's")):
+    for place, said in ((photo, "needs a file name that ends in .html"), (notes, "not a page that sosn wrote")):
         before = place.read_bytes()
         code, out, err = cli("classify", "--html", str(place), *words)
         assert (code, out) == (2, "")
@@ -218,7 +218,7 @@ def test_folders_are_searched_once_and_files_that_are_left_out_are_counted(drawi
     (tmp_path / "q" / "one.png").write_bytes(next((drawings / "query").glob("*/*.png")).read_bytes())
     (tmp_path / "q" / "phone.heic").write_bytes(b"")
     (tmp_path / "q" / "notes.txt").write_text("")
-    with pytest.warns(SosnWarning, match="2 files in the folders are no images by name"):
+    with pytest.warns(SosnWarning, match="skipped 2 files in .*, not images: notes.txt, phone.heic"):
         assert find_images([tmp_path / "q"]) == [tmp_path / "q" / "one.png"]
 
 

@@ -107,7 +107,7 @@ def test_an_interrupt_leaves_none_behind(tmp_path: Path) -> None:
     child, pid = tmp_path / "child.py", tmp_path / "pid"
     child.write_text(f"import os, time\nprint(os.getpid(), file=open({str(pid)!r}, 'w'), flush=True)\ntime.sleep(300)\n")
     program = (
-        "import sys; from pathlib import Path; from sosn.reproduce.side_by_side import Task, side_by_side; "
+        "import sys; from pathlib import Path; from sosn.reproduce.parallel import Task, side_by_side; "
         f"side_by_side([Task('a', (sys.executable, {str(child)!r}), Path({str(tmp_path / 'log')!r}), Path('a'))], 1, print)"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL, preexec_fn=heed)

@@ -90,7 +90,8 @@ def test_row_ids_are_unique_and_every_row_resolves_to_a_recipe_of_its_seed() -> 
         recipe = row.resolve(7)
         assert recipe.seed == 7
         assert recipe.validation.val_seed != recipe.validation.report_seed
-        assert (recipe.val_way, recipe.val_shot) in {(one.way, one.shot) for one in row.measures}
+        if not row.table.startswith("open-mic"):  # whose validation classes are too few for 20 ways
+            assert (recipe.val_way, recipe.val_shot) in {(one.way, one.shot) for one in row.measures}
 
 
 def _episodes(row: Row) -> int:
@@ -140,7 +141,7 @@ def test_an_ablation_changes_what_it_is_called_after() -> None:
             table = claims.find("mini-imagenet", mini_imagenet.ablation_id(family, value)).resolve(0).to_table()
             changed = {
                 key
-                for section in ("data", "model", "episodes", "augmentation", "training", "validation")
+                for section in ("data", "model", "encoder", "preprocessing", "test_time", "episodes", "augmentation", "training", "validation")
                 for key in table[section]
                 if table[section][key] != base[section].get(key)
             }
@@ -463,9 +464,9 @@ def test_the_ledger_takes_rows_as_they_are_planned_alone(tmp_path: Path, monkeyp
     assert not same_recipe(result.entries[0], row)
     del result.entries[0]["recipe"]["model"]["alpha"]  # an option that came later counts with its default
     assert same_recipe(result.entries[0], small)
-    result.entries[0]["recipe"]["model"]["no_more"] = 0  # one that is no more makes no difference if it was off
+    result.entries[0]["recipe"]["model"]["coordinates"] = 0  # one that is gone makes no difference if it was off
     assert same_recipe(result.entries[0], small)
-    result.entries[0]["recipe"]["model"]["no_more"] = 1
+    result.entries[0]["recipe"]["model"]["coordinates"] = 1
     assert not same_recipe(result.entries[0], small)
     result.entries[0]["recipe"]["model"] = {"method": "no_more"}
     assert not same_recipe(result.entries[0], small)
@@ -496,7 +497,7 @@ def test_trainings_whose_steps_take_longer_are_timed_by_themselves() -> None:
     assert kind("sigme-5w1s") == kind("sigme-5w1s", "eta=5", "seed=3", "shift=1")
     pairs = (("matching-5w1s", "matching-plain-5w1s"), ("sigme-5w1s", "streams-5w1s"), ("best-pretrain", "resnet12-pretrain"))
     assert all(kind(one) != kind(other) for one, other in pairs)
-    for words in (["precision=fp32"], ["engine=plain"], ["coordinates=3"], ["jitter=0"]):
+    for words in (["precision=fp32"], ["engine=plain"], ["permutations=3"], ["jitter=0"]):
         assert kind("sigme-5w1s") != kind("sigme-5w1s", *words)
     assert kind("maml-5w1s") != kind("maml-5w1s", "inner_steps=50")
 
@@ -658,8 +659,7 @@ def test_words_that_mean_nothing_are_refused() -> None:
         ("omniglot fast", "'fast' is not key=value"),
         ("omniglot --list --rows sigme-vinyals", "no id fits 'sigme-vinyals'"),
         ("claims --list --rows sigmoid", "no id fits 'sigmoid'"),
-        ("open-mic-1 --rows p1", "open-mic-1 is run whole"),
-        ("open-mic-2 --jobs 2", "--jobs and --no-estimate are for omniglot"),
+        ("open-mic-1 --rows p1", "no id fits 'p1'"),
         ("omniglot eta=5 --list", "--list runs nothing: leave out everything but --rows and --json"),
         ("omniglot --list --jobs 0", "--list runs nothing"),
         ("omniglot --seeds 0 --seeds -1", "seeds are 0"),
