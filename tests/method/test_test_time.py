@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from sosn.method.test_time import evaluation_copies, scaled, turned
+from sosn.method.test_time import TestTimeAugmentation, scaled, turned
 from sosn.util.warping import seen_through
 
 
@@ -42,14 +42,14 @@ def test_beyond_an_image_its_border_goes_on() -> None:
 
 def test_copies_go_by_equal_steps_to_either_side_of_the_image_and_of_its_mirror_image() -> None:
     images = torch.rand(2, 1, 12, 9, dtype=torch.float64)
-    found = list(evaluation_copies(images, mirror=True, scales=2, turns=2))
+    found = list(TestTimeAugmentation(mirror=True, scales=2, turns=2).copies(images))
     assert len(found) == 18
     for copies, side in ((found[:9], images), (found[9:], images.flip(-1))):
         expected = [side, *(scaled(side, math.exp(sign * 0.15 * step)) for step in (1, 2) for sign in (1, -1))]
         expected += [turned(side, sign * 6 * step) for step in (1, 2) for sign in (1, -1)]
         for copy, one in zip(copies, expected, strict=True):
             torch.testing.assert_close(copy, one)
-    assert [one is images for one in evaluation_copies(images, mirror=False, scales=0, turns=0)] == [True]
+    assert [one is images for one in TestTimeAugmentation().copies(images)] == [True]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-12)])
