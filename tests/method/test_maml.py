@@ -21,8 +21,8 @@ Moments = list[tuple[Tensor, Tensor]]
 def build(steps: int = 1, first_order: bool = False, head: str = "learned") -> MAML:
     torch.manual_seed(0)
     return MAML(
-        channels=1, input_size=28, encoder={"name": "conv4_pooled", "width": 5}, outputs=3, inner_steps=steps, test_steps=steps, inner_rate=0.2,
-        first_order=first_order, head=head,  # type: ignore[arg-type]
+        outputs=3, inner_steps=steps, test_steps=steps, inner_rate=0.2, first_order=first_order, head=head,  # type: ignore[arg-type]
+        channels=1, input_size=28, encoder={"name": "conv4_pooled", "width": 5},
     ).double()  # fmt: skip
 
 

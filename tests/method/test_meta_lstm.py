@@ -19,7 +19,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def build(steps: int) -> MetaLSTM:
     torch.manual_seed(0)
     model = MetaLSTM(
-        channels=1, input_size=28, encoder={"name": "conv4_pooled", "width": 2}, outputs=3, hidden=3, inner_steps=steps, initial_rate=0.1
+        outputs=3, hidden=3, inner_steps=steps, initial_rate=0.1,
+        channels=1, input_size=28, encoder={"name": "conv4_pooled", "width": 2},
     ).double()  # fmt: skip
     for gate in (model.keep, model.rate):
         torch.nn.init.normal_(gate.weight, 0.0, 0.5)

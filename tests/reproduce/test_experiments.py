@@ -59,7 +59,7 @@ def test_a_matrix_of_n_vectors_has_at_most_rank_n_and_larger_images_have_more(ba
 
 def test_ranks_are_those_of_the_plain_and_of_the_normalised_matrices_in_evaluation(bank: Bank) -> None:
     torch.manual_seed(0)
-    method = SoSN(channels=1, input_size=28, encoder_width=46, eta=50.0)
+    method = SoSN(channels=1, input_size=28, encoder={"width": 46}, eta=50.0)
     with torch.no_grad():
         maps = method.eval().encode(bank.images).double()
     plain = trace_normalise(autocorrelation(maps))
@@ -69,7 +69,7 @@ def test_ranks_are_those_of_the_plain_and_of_the_normalised_matrices_in_evaluati
     wanted = effective_rank(sigme(plain, 50.0)).mean().item()
     assert told["normalised_effective_rank"] == pytest.approx(wanted, rel=1e-4)
     assert abs(wanted - told["effective_rank"]) > 0.1
-    other = SoSN(channels=1, input_size=28, encoder_width=46, power_norm="asinhe", gamma=3.0, trace_normalise=False)
+    other = SoSN(channels=1, input_size=28, encoder={"width": 46}, power_norm="asinhe", gamma=3.0, trace_normalise=False)
     other.load_state_dict(method.state_dict())
     wanted = effective_rank(asinhe(autocorrelation(maps), 3.0)).mean().item()
     assert ranks(other, bank, (28,), len(bank), seed=0)[0]["normalised_effective_rank"] == pytest.approx(wanted, rel=1e-4)
@@ -147,7 +147,7 @@ def test_burstiness_tells_how_far_descriptors_move_with_the_norm_and_without(ban
 
 def _tiny() -> SoSN:
     torch.manual_seed(3)
-    return SoSN(channels=1, input_size=28, encoder_width=46)
+    return SoSN(channels=1, input_size=28, encoder={"width": 46})
 
 
 def test_burstiness_is_that_of_scores_in_evaluation_in_units_of_their_deviation(bank: Bank) -> None:

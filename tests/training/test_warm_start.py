@@ -66,7 +66,7 @@ def test_a_shipped_model_is_fine_tuned_from_its_own_weights(tmp_path: Path) -> N
 
 
 def test_a_mean_image_stays_that_of_the_new_images(tmp_path: Path) -> None:
-    model = sosn.SoSN(channels=1, input_size=28, mean_image=True)
+    model = sosn.SoSN(channels=1, input_size=28, preprocessing={"mean_image": True})
     model.preprocessing.take_mean(torch.rand(1, 28, 28))
     save_method(tmp_path / "other.safetensors", model)
     own = started([f"start={tmp_path / 'other.safetensors'}", "mean_image=true"], tmp_path).method.preprocessing.mean_image
@@ -253,7 +253,7 @@ def test_standard_scores_of_a_classifier_go_on_in_the_cosine_of_sosn(tmp_path: P
         2, sosn.generator("start")
     )
     with torch.no_grad():
-        support, query = method._maps(episode)
-        cosines = method.nearness(method.describe(support), method.describe(query.unsqueeze(2)))
+        support, query = method._episode_features(episode)
+        cosines = method._cosines(method.describe(support), method.describe(query.unsqueeze(2)))
         expected = first.logits(episode) / 10  # the nearest class by ten times the cosine
     torch.testing.assert_close(cosines, expected, rtol=1e-4, atol=1e-5)
