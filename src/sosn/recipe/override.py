@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from sosn.encoder import encoder_options
+from sosn.encoder.preprocessing import Preprocessing
 from sosn.errors import UsageError
 from sosn.method import method_class, method_options
 from sosn.recipe.library import as_recipe
@@ -62,7 +63,8 @@ def _change_method(table: dict[str, Any], name: str) -> None:
     usual = defaults(old)
     kept = {key: value for key, value in table["model"].items() if value != usual.get(key)}
     table["model"] = _fitting(kept, method_options(name))
-    images = {key: value for key, value in table["preprocessing"].items() if value != old.usual_preprocessing.get(key)}
+    usual = defaults(Preprocessing) | dict(old.usual_preprocessing)
+    images = {key: value for key, value in table["preprocessing"].items() if value != usual.get(key)}
     table["preprocessing"] = dict(new.usual_preprocessing) | images
     if old.usual_encoder is None or new.usual_encoder is None:
         table["encoder"] = {}
