@@ -31,6 +31,7 @@ from sosn.evaluation.calibration import (
     safe_thresholds,
 )
 from sosn.evaluation.protocol import draw_indices
+from sosn.method import MAML
 
 
 def _confidence(way: int, shot: int, first: float = 0.0) -> Confidence:

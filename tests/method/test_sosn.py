@@ -9,12 +9,15 @@ import torch
 from torch import Tensor, nn
 
 import sosn
+from sosn.encoder import Conv4
 from sosn.episode import Episode
 from sosn.errors import UsageError
 from sosn.kernel import engine
 from sosn.method import METHODS, SoSN, method_class
 from sosn.method.base import LossName
+from sosn.method.initialisation import initialise
 from sosn.relation import Relation
+from sosn.similarity import SimilarityStreams
 from tests import reference
 from tests.reference import ALLOWED, RELATIONS, Options
 
@@ -436,6 +439,17 @@ def test_weights_follow_the_seed() -> None:
         models.append(torch.cat([p.flatten() for p in SoSN(channels=1, input_size=28).parameters()]))
     assert torch.equal(models[0], models[1])
     assert not torch.equal(models[0], models[2])
+
+
+def test_weights_are_drawn_for_the_whole_model_in_the_order_of_its_layers() -> None:
+    """Also whatever way they lie in memory, so that a seed stands for the same weights in every version."""
+    torch.manual_seed(3)
+    model = SoSN(channels=1, input_size=28)
+    torch.manual_seed(3)
+    parts = nn.ModuleList([Conv4(channels=1), SimilarityStreams(1, 1, 2, 64)])
+    initialise(parts)
+    for mine, theirs in zip(model.parameters(), parts.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
 
 
 def test_the_constructor_arguments_rebuild_the_model() -> None:

@@ -53,7 +53,7 @@ def test_a_matrix_of_n_vectors_has_at_most_rank_n_and_larger_images_have_more(ba
     assert method.preprocessing.size == 28
     again = ranks(SoSN(channels=1, input_size=28, power_norm="none"), bank, (28,), 10, seed=0)
     assert again[0]["rank"] == again[0]["normalised_rank"]
-    with pytest.raises(UsageError, match="the model is 'prototypical'"):
+    with pytest.raises(UsageError, match="second-order matrices, which 'prototypical' does not have"):
         ranks(PrototypicalNet(channels=1, input_size=28), bank, (28,), 2, 0)
 
 
@@ -195,7 +195,7 @@ def test_figures_of_a_change_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.tensor([[[0.9, 0.1], [0.2, 0.8]], [[0.3, 0.6], [0.5, 0.7]]])
     after = torch.tensor([[[0.4, 0.5], [0.7, 0.6]], [[0.3, 0.4], [0.5, 0.9]]])
     monkeypatch.setattr(bursts, "_scores", lambda method, support, these: after if these is changed else None)
-    method: Any = SimpleNamespace(relation=SimpleNamespace(describe_query=lambda these: these, shift=0.0))
+    method: Any = SimpleNamespace(second_order=SimpleNamespace(describe_query=lambda these: these, shift=0.0))
     told = bursts._figures(cast(SoSN, method), torch.empty(0), torch.tensor([0, 1]), maps, changed, before)
     root = math.sqrt
     wanted = {
