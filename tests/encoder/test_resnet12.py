@@ -231,7 +231,8 @@ def test_sosn_refuses_what_it_cannot_compare(options: dict[str, Any], said: str)
 def test_every_rival_that_keeps_its_encoder_takes_resnet12(name: str) -> None:
     torch.manual_seed(0)
     encoder = {"name": "resnet12", "width": 6, "first_width": 2}
-    method = moved(METHODS[name](channels=1, input_size=32, encoder=encoder))  # type: ignore[call-arg]
+    options: dict[str, Any] = {"channels": 1, "input_size": 32, "encoder": encoder}
+    method = moved(METHODS[name](**options))
     with torch.no_grad():
         scores = method(episode(2, size=32))
     assert scores.shape == (2, 4, 3)

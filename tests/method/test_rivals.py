@@ -43,7 +43,7 @@ def make(name: str, **settings: Any) -> Method:
     encoder = settings.pop("encoder", {})
     encoder = {"name": encoder} if isinstance(encoder, str) else encoder
     encoder = {**(method_class(name).usual_encoder or {}), "width": WIDTH, **encoder}
-    return method_class(name)(**SMALL | OPTIONS.get(name, {}) | settings, encoder=encoder).double()
+    return method_class(name)(**SMALL | OPTIONS.get(name, {}) | settings | {"encoder": encoder}).double()
 
 
 def episode(shot: int = 1, size: int = 28) -> Episode:

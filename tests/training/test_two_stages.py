@@ -150,5 +150,5 @@ def test_a_captured_step_is_handed_the_classes_too() -> None:
 
 def test_another_method_drops_values_that_mean_nothing_to_it() -> None:
     recipe = override(load_recipe("mini-imagenet-resnet12-pretrain"), ["method=sosn"])
-    assert recipe.model.options["encoder"] == "resnet12"
-    assert recipe.model.options["features"] == "relu"  # second_order is Baseline's
+    assert (recipe.encoder.name, recipe.encoder.options["features"]) == ("resnet12", "relu")
+    assert "features" not in recipe.model.options  # second_order is Baseline's

@@ -179,7 +179,7 @@ def two_stages(tmp_path: Path) -> tuple[Path, Path]:
     """A run on photos, and one on glyphs that was started from it."""
     recipe = folder_recipe(photos(tmp_path / "photos", 20))
     train(recipe, tmp_path / "photos-run")
-    train(tiny("steps=2", "every=2", "model.channels=3", f"start={tmp_path / 'photos-run'}"), tmp_path / "glyphs-run")
+    train(tiny("steps=2", "every=2", "preprocessing.channels=3", f"start={tmp_path / 'photos-run'}"), tmp_path / "glyphs-run")
     return tmp_path / "photos-run", tmp_path / "glyphs-run"
 
 
@@ -211,7 +211,7 @@ def test_a_folder_is_the_same_however_its_path_is_written(tmp_path: Path, monkey
 
 def test_what_was_seen_is_handed_on_from_start_to_start(two_stages: tuple[Path, Path], tmp_path: Path) -> None:
     third = tmp_path / "third"
-    train(tiny("steps=2", "every=2", "model.channels=3", "data.seed=8", f"start={two_stages[1]}"), third)
+    train(tiny("steps=2", "every=2", "preprocessing.channels=3", "data.seed=8", f"start={two_stages[1]}"), third)
     trained = [json.loads((run / "run.json").read_text())["data"]["train"]["classes"] for run in (third, *two_stages)]
     seen = seen_by(str(third))
     assert [one.data.name.partition(":")[0] for one in seen] == ["glyphs", "glyphs", "folder"]
