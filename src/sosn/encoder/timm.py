@@ -10,7 +10,7 @@ from sosn.errors import CheckpointError, UsageError
 
 
 class TimmEncoder(Encoder):
-    """A backbone by timm's name, without its classifier: the last feature map, or a transformer's tokens, square if they can be.
+    """A backbone by timm's name, without its classifier: the last feature map, or a transformer's tokens as a square.
 
     Its weights are random; checkpoint.timm.open_timm loads timm's own or those of a file.
     """
