@@ -26,9 +26,9 @@ class TimmEncoder(Encoder):
     def forward(self, images: Tensor) -> Tensor:
         maps: Tensor = self.backbone.forward_features(images)
         if maps.ndim == 3:  # tokens (B, N, K), the first of which stand for no place
-            tokens = maps[:, getattr(self.backbone, "num_prefix_tokens", 0) :].mT
-            side = math.isqrt(tokens.shape[-1])
-            return tokens.unflatten(-1, (side, side) if side**2 == tokens.shape[-1] else (-1, 1))
+            maps = maps[:, getattr(self.backbone, "num_prefix_tokens", 0) :].mT
+            side = math.isqrt(maps.shape[-1])
+            maps = maps.unflatten(-1, (side, side) if side**2 == maps.shape[-1] else (-1, 1))
         return maps if maps.shape[1] == self.width else maps.movedim(-1, 1)
 
 
