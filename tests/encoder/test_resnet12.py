@@ -243,7 +243,7 @@ def test_every_rival_that_keeps_its_encoder_takes_resnet12(name: str) -> None:
 @pytest.mark.parametrize(("name", "options"), [("maml", {}), ("meta_lstm", {}), ("matching", {"fine_tune_steps": 1})])
 def test_methods_that_change_the_encoder_for_each_task_refuse_it(name: str, options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="takes conv4 or conv4_pooled"):
-        method_class(name)(channels=1, input_size=32, encoder="resnet12", **options)
+        method_class(name)(**options | {"channels": 1, "input_size": 32, "encoder": "resnet12"})
 
 
 def test_the_nearest_prototype_takes_the_encoder_as_it_is() -> None:

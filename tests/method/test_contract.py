@@ -29,7 +29,8 @@ def ready(name: str, **settings: Any) -> Method:
 def features(method: Method, images: Tensor) -> Tensor:
     """Features of images (…, C, H, W), each encoded by itself: (…, …)."""
     alone = [method.encode(image[None]) for image in images.flatten(0, -4)]
-    return torch.cat(alone).unflatten(0, images.shape[:-3])
+    shaped: Tensor = torch.cat(alone).unflatten(0, images.shape[:-3])
+    return shaped
 
 
 BY_IMAGE = [name for name in METHODS if name not in ("maml", "meta_lstm")]

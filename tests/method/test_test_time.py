@@ -131,7 +131,7 @@ def test_methods_of_whole_episodes_average_the_logits_of_copies_of_the_episode(n
             for support, query in zip(*sides, strict=True)
         ]
         assert len(each) == 2 * (1 + 2 + 2)
-        torch.testing.assert_close(method.logits(tasks), sum(each) / 10)  # type: ignore[arg-type]
+        torch.testing.assert_close(method.logits(tasks), sum(each) / 10)
 
 
 def test_maps_of_a_prototypical_net_are_the_means_over_copies() -> None:
