@@ -138,23 +138,25 @@ def test_steps_of_a_recipe_are_timed_with_and_without_the_engine_in_turn(
             runpy.run_path(str(BENCHMARKS / "steps.py"), run_name="__main__")
 
 
-def test_settings_of_copies_are_held_against_none_on_the_same_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, model = tmp_path / "copies.json", tmp_path / "model.safetensors"
+def test_settings_of_test_time_augmentation_are_held_against_none_on_the_same_episodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, model = tmp_path / "test-time.json", tmp_path / "model.safetensors"
     pack(model_path("glyphs"), model, ["scales=1", "turns=1"])  # what it has itself counts for nothing
     words = [str(model), "--settings", "scales=1,turns=1,mirror=true", "--sizes", "5,1,3,20", "--out", str(out)]
-    monkeypatch.setattr(sys, "argv", ["copies.py", *words])
-    runpy.run_path(str(BENCHMARKS / "copies.py"), run_name="__main__")
+    monkeypatch.setattr(sys, "argv", ["test_time.py", *words])
+    runpy.run_path(str(BENCHMARKS / "test_time.py"), run_name="__main__")
     rows = json.loads(out.read_text("utf-8"))["rows"]
-    monkeypatch.setattr(sys, "argv", ["copies.py", *words, "--settings", "eta=1"])
+    monkeypatch.setattr(sys, "argv", ["test_time.py", *words, "--settings", "eta=1"])
     with pytest.raises(SystemExit):
-        runpy.run_path(str(BENCHMARKS / "copies.py"), run_name="__main__")
+        runpy.run_path(str(BENCHMARKS / "test_time.py"), run_name="__main__")
     assert [row["setting"] for row in rows] == ["", "scales=1,turns=1,mirror=true"]
     assert len({row["fingerprint"] for row in rows}) == 1
     bank = open_split(load_recipe("glyphs-5w1s"), "val")
     settings: list[dict[str, Any]] = [{}, {"scales": 1, "turns": 1, "mirror": True}]
     for row, options in zip(rows, settings, strict=True):
         method = sosn.load("glyphs")
-        changed = type(method)(**method.config | options)
+        changed = type(method)(**method.config | {"test_time": options})
         changed.load_state_dict(method.state_dict())
         found = sosn.evaluate(changed, bank, 5, 1, 3, 20, seed=7)
         assert row["accuracy"] == pytest.approx(found.accuracy)

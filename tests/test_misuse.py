@@ -10,7 +10,7 @@ import torch
 import sosn
 from sosn.data.augmentation import AugmentationSection, augment
 from sosn.errors import UsageError
-from sosn.method import METHODS, Method, NearestPixels, method_class
+from sosn.method import MAML, METHODS, Method, NearestPixels, method_class
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +33,8 @@ def test_a_method_given_images_asks_for_an_episode(name: str) -> None:
 
 
 def test_a_method_that_encodes_no_images_says_why_it_compares_none() -> None:
-    with pytest.raises(NotImplementedError, match="method 'pixels' needs episodes as a whole"):
-        NearestPixels().compare(torch.rand(1, 2, 1, 4), torch.rand(1, 2, 4))
+    with pytest.raises(NotImplementedError, match="method 'maml' needs episodes as a whole"):
+        MAML(channels=1, input_size=28).compare(torch.rand(1, 2, 1, 4), torch.rand(1, 2, 4))
 
 
 @pytest.mark.parametrize("seed", [0, None, "my episodes"])

@@ -1,7 +1,7 @@
 """Power normalising functions against their printed formulas, their probabilities and each other."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Decimal, localcontext
 
 import numpy as np
@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import sosn
 from sosn.errors import UsageError
-from sosn.power_norm import PowerNorm, PowerNormName, asinhe, gamma, maxexp, maxexp_pm, sigme
+from sosn.method import SoSN
+from sosn.power_norm import _REGISTERED, NAMES, PowerNorm, asinhe, gamma, maxexp, maxexp_pm, register_power_norm, sigme
 from tests import reference
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -275,7 +277,7 @@ def test_both_derivatives_of_the_soft_form_are_continuous_at_0(rho: float) -> No
 
 @pytest.mark.parametrize("eta", ETAS)
 @pytest.mark.parametrize("name", ["sigme", "maxexp", "maxexp_pm", "asinhe"])
-def test_values_and_gradients_are_finite_for_every_slope(name: PowerNormName, eta: float) -> None:
+def test_values_and_gradients_are_finite_for_every_slope(name: str, eta: float) -> None:
     low = 0.0 if name == "maxexp" else -1.0
     for softness in (None, 1e4):
         m = torch.linspace(low, 1, 101, requires_grad=True)
@@ -289,7 +291,7 @@ def test_values_and_gradients_are_finite_for_every_slope(name: PowerNormName, et
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", [name for name in reference.NORMS if name != "none"])
 @pytest.mark.parametrize("softness", [None, 500.0])
-def test_norms_are_float32_under_autocast(name: PowerNormName, softness: float | None, dtype: torch.dtype) -> None:
+def test_norms_are_float32_under_autocast(name: str, softness: float | None, dtype: torch.dtype) -> None:
     norm = PowerNorm(name, 20.0, 0.5, 0.3, softness)
     for m in (torch.linspace(0, 1, 51), torch.linspace(0, 1, 51).to(dtype)):
         leaf = m.detach().requires_grad_()
@@ -330,7 +332,7 @@ M = torch.tensor([0.5])
         (lambda: PowerNorm("sigme", eta=0.0), "eta is 0.0"),
         (lambda: PowerNorm("gamma", gamma=2.0), "gamma is 2.0"),
         (lambda: PowerNorm("maxexp_pm", rho=7.0), "rho is 7.0"),
-        (lambda: PowerNorm("sigmoid"), "'sigmoid'; choose one of sigme"),  # type: ignore[arg-type]
+        (lambda: PowerNorm("sigmoid"), "'sigmoid'.*choose one of sigme"),
     ],
 )
 def test_parameters_without_meaning_are_refused(call: Callable[[], object], message: str) -> None:
@@ -368,3 +370,56 @@ def test_an_infinite_slope_is_refused() -> None:
     for norm in (sigme, maxexp, maxexp_pm, asinhe):
         with pytest.raises(UsageError, match="finite"):
             norm(torch.rand(3), float("inf"))
+
+
+# --- norms of one's own -----------------------------------------------------------------------------------------------
+
+
+def root_of_count(m: Tensor, eta: float) -> Tensor:
+    """m·√η, signed or not."""
+    return m * math.sqrt(eta)
+
+
+@pytest.fixture
+def registered() -> Iterator[str]:
+    """The name of a norm that is registered during one test."""
+    register_power_norm("root_of_count", root_of_count)
+    yield "root_of_count"
+    del _REGISTERED["root_of_count"]
+
+
+def test_a_registered_norm_gets_eta_or_the_number_of_vectors(registered: str) -> None:
+    close(PowerNorm(registered, eta=9.0)(SIGNED, 25), 3 * SIGNED.numpy())
+    close(PowerNorm(registered, eta=None)(SIGNED, 25), 5 * SIGNED.numpy())
+    assert PowerNorm(registered).signed
+
+
+def test_sosn_compares_matrices_of_a_registered_norm(registered: str) -> None:
+    torch.manual_seed(0)
+    model, plain = (SoSN(channels=1, input_size=28, power_norm=norm, eta=16.0).eval() for norm in (registered, "none"))
+    plain.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        shots = model.encode(torch.rand(3, 1, 28, 28)).unsqueeze(0)
+        torch.testing.assert_close(model.describe(shots), 4 * plain.describe(shots))
+    recipe = sosn.override("glyphs-5w1s", [f"power_norm={registered}"])
+    assert recipe.model.options["power_norm"] == registered
+
+
+def test_a_registered_norm_of_positive_evidence_refuses_features_of_both_signs(registered: str) -> None:
+    register_power_norm(registered, root_of_count, signed=False)
+    SoSN(channels=1, input_size=28, power_norm=registered)
+    with pytest.raises(UsageError, match="'root_of_count' refuses negative co-occurrences"):
+        SoSN(channels=1, input_size=28, power_norm=registered, encoder={"features": "linear"})
+
+
+def test_names_of_sosn_s_own_norms_are_not_given_away() -> None:
+    for name in NAMES:
+        with pytest.raises(UsageError, match=f"power norm '{name}' is one of sosn's own: choose another name"):
+            register_power_norm(name, root_of_count)
+    assert not _REGISTERED
+
+
+def test_a_norm_that_is_not_registered_is_refused_by_models_and_recipes() -> None:
+    for refused in (lambda: SoSN(power_norm="root"), lambda: sosn.override("glyphs-5w1s", ["power_norm=root"])):
+        with pytest.raises(UsageError, match=r"power_norm is 'root'.*choose one of sigme, asinhe"):
+            refused()

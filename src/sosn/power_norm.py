@@ -30,6 +30,13 @@ def register_power_norm(name: str, function: Callable[[Tensor, float], Tensor], 
     _REGISTERED[name] = (function, signed)
 
 
+def check_name(name: str) -> None:
+    """Refuse a name that no power normalisation has."""
+    known = (*NAMES, *_REGISTERED)
+    if name not in known:
+        raise UsageError(f"power_norm is {name!r}{nearest(name, known)}; choose one of {', '.join(known)}")
+
+
 def _refuse_negative(m: Tensor, name: str) -> None:
     if torch.any(m < 0):
         raise UsageError(
@@ -122,9 +129,7 @@ class PowerNorm:
     softness: float | None = None
 
     def __post_init__(self) -> None:
-        known = (*NAMES, *_REGISTERED)
-        if self.name not in known:
-            raise UsageError(f"power_norm is {self.name!r}{nearest(self.name, known)}; choose one of {', '.join(known)}")
+        check_name(self.name)
         nothing = torch.zeros(())  # refuses bad parameters here, before any training
         match self.name:
             case "gamma":

@@ -386,7 +386,7 @@ def test_figures_and_pages_do_without_what_had_no_memory() -> None:
     empty = alone | {"episodes_per_second": {}, "pairs_per_second": {}, "peak_gib": {}}
     for document in (without, whole | {"training": [empty, alone]}, whole | {"training": [empty]}):
         assert bench_figure(document).get_suptitle() == "sosn bench on NVIDIA H200"
-    page = runpy.run_path(str(ROOT / "docs" / "pages" / "speed.py"))["bench_tables"](
+    page = runpy.run_path(str(ROOT / "tools" / "pages" / "speed.py"))["bench_tables"](
         "made-up.json", whole | {"training": [empty, alone]}
     )
     assert "| 20w1s10q 28² | easyfsl |  | 7 | 7 |  |  |" in page

@@ -19,10 +19,11 @@ from sosn.recipe.override import override
 from sosn.util.files import digest, write_atomically
 
 
-def network(**options: int | str) -> SoSN:
+def network() -> SoSN:
     """A network that differs from a fresh one in everything that is saved: weights, statistics, permutations."""
     torch.manual_seed(3)
-    method = SoSN(channels=1, input_size=28, mean=[0.9], std=[0.25], permutations=2, permutation_seed=5, **options)  # type: ignore[arg-type]
+    images = {"mean": [0.9], "std": [0.25]}
+    method = SoSN(channels=1, input_size=28, permutations=2, permutation_seed=5, preprocessing=images)
     with torch.no_grad():
         method.train()(episode())  # moves batch norm's running statistics
     return method.eval()
@@ -77,10 +78,10 @@ def test_another_seed_of_the_global_generator_makes_no_difference_to_a_loaded_ne
 
 
 def test_a_method_without_weights_comes_back_too(tmp_path: Path) -> None:
-    save_method(tmp_path / "pixels.safetensors", NearestPixels(polarity="as_is"))
+    save_method(tmp_path / "pixels.safetensors", NearestPixels(preprocessing={"polarity": "as_is"}))
     loaded, _ = load_method(tmp_path / "pixels.safetensors")
     assert isinstance(loaded, NearestPixels)
-    assert scores(loaded).equal(scores(NearestPixels(polarity="as_is")))
+    assert scores(loaded).equal(scores(NearestPixels(preprocessing={"polarity": "as_is"})))
 
 
 def test_half_precision_halves_the_file_and_moves_the_scores_little(tmp_path: Path, saved: Path) -> None:
@@ -149,16 +150,13 @@ def test_packing_can_change_what_the_weights_serve_as_well_and_forgets_where_tra
     torch.testing.assert_close(scores(method), scores(network()), rtol=0, atol=1e-2)  # of one shot
 
 
-def test_packing_leaves_out_what_only_training_needs_and_keeps_which_classes_were_seen(tmp_path: Path) -> None:
+def test_packing_forgets_the_machine_and_keeps_which_classes_were_seen(tmp_path: Path) -> None:
     source, target = tmp_path / "source.safetensors", tmp_path / "target.safetensors"
-    recipe = override(load_recipe("glyphs-5w1s"), ["auxiliary=0.5", "device=cpu"])
+    recipe = override(load_recipe("glyphs-5w1s"), ["device=cpu"])
     seen = [{"name": "omniglot", "options": {}, "classes": ["a"]}]
-    method = SoSN(channels=1, input_size=28, auxiliary=0.5, classes=4)
-    save_method(source, method, {"recipe": recipe.to_table(), "seen": seen})
+    save_method(source, network(), {"recipe": recipe.to_table(), "seen": seen})
     pack(source, target)
-    tensors, about = load_tensors(target)
-    assert not [name for name in tensors if name.startswith("classifier")]
-    assert about["config"]["auxiliary"] == 0.0
+    _, about = load_tensors(target)
     assert about["seen"] == seen
     assert about["recipe"]["training"]["device"] == "auto"
 
@@ -179,7 +177,7 @@ def test_packing_refuses_what_weights_depend_on(tmp_path: Path) -> None:
 
 def test_weights_of_another_architecture_are_refused_naming_the_tensor_and_both_shapes(saved: Path) -> None:
     tensors, _ = load_tensors(saved)
-    wider = SoSN(channels=1, input_size=28, permutations=2, encoder_width=80)
+    wider = SoSN(channels=1, input_size=28, permutations=2, encoder={"width": 80})
     before = {name: tensor.clone() for name, tensor in wider.state_dict().items()}
     with pytest.raises(CheckpointError) as refused:
         restore(wider, tensors, saved)
@@ -198,7 +196,7 @@ def test_a_tensor_too_many_or_too_few_is_named(saved: Path) -> None:
 
 
 def test_weights_that_do_not_fit_the_settings_beside_them_are_refused(tmp_path: Path) -> None:
-    config = network().config | {"encoder_width": 80}
+    config = network().config | {"encoder": {"name": "conv4", "width": 80}}
     save_tensors(tmp_path / "odd.safetensors", network().state_dict(), {"method": "sosn", "config": config})
     assert "has another architecture" in refusal(tmp_path / "odd.safetensors")
 

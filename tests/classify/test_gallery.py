@@ -45,8 +45,8 @@ def test_matches_are_ranked_before_scores_are_squashed_to_one(
 ) -> None:
     queries = [bank.class_images(name)[1] for name in bank.names[:3]]
     expected = [[match.label for match in row] for row in gallery.search(queries, top=3, shortlist=None)]
-    known = gallery.method.compare_described
-    monkeypatch.setattr(gallery.method, "compare_described", lambda support, query: known(support, query) + 60)
+    known = gallery.method.compare
+    monkeypatch.setattr(gallery.method, "compare", lambda support, query: known(support, query) + 60)
     found = gallery.search(queries, top=3, shortlist=None)
     assert {match.similarity for row in found for match in row} == {1.0}
     assert [[match.label for match in row] for row in found] == expected
@@ -135,8 +135,14 @@ def test_directions_keep_the_inner_products_of_whole_matrices() -> None:
     matrices = torch.rand(4, 2, 1, 8, 8)
     matrices = matrices + matrices.mT
     whole = torch.nn.functional.normalize(matrices[:, 0].flatten(1), dim=1)
-    directions = _directions(matrices)
+    directions = _directions(matrices, symmetric=True)
     torch.testing.assert_close(directions @ directions.T, whole @ whole.T)
+
+
+def test_directions_of_other_descriptions_are_these_at_length_1() -> None:
+    described = torch.rand(4, 3, 5)
+    lengths = described.square().sum((1, 2)).sqrt()
+    torch.testing.assert_close(_directions(described, symmetric=False), described.flatten(1) / lengths.unsqueeze(1))
 
 
 @pytest.mark.parametrize("kind", [_Exact, _Faiss])

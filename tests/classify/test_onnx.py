@@ -64,7 +64,11 @@ def test_any_number_of_classes_shots_and_queries_gives_the_method_s_scores(
 
 @pytest.mark.parametrize(
     "options",
-    [{"permutations": 2, "streams": 2}, {"permutations": 2, "relation": "difference"}, {"relation": "ranked", "mean": [0.4]}],
+    [
+        {"permutations": 2, "streams": 2},
+        {"permutations": 2, "relation": "difference"},
+        {"relation": "ranked", "preprocessing": {"mean": [0.4]}},
+    ],
 )
 def test_permutations_streams_and_other_relations_are_exported_too(tmp_path: Path, options: dict[str, Any]) -> None:
     method = sosn.SoSN(channels=1, input_size=28, **options)
@@ -75,7 +79,7 @@ def test_permutations_streams_and_other_relations_are_exported_too(tmp_path: Pat
 def test_what_goes_beyond_the_paper_is_exported_too(tmp_path: Path) -> None:
     torch.manual_seed(0)
     copies: dict[str, Any] = {"mirror": True, "scales": 1, "turns": 1}
-    method = sosn.SoSN(channels=1, input_size=28, cosine=5.0, coordinates=2, relation="ranked", **copies)
+    method = sosn.SoSN(channels=1, input_size=28, cosine=5.0, relation="ranked", test_time=copies)
     method.trained = True
     for buffer in method.buffers():
         if buffer.is_floating_point():
@@ -117,9 +121,9 @@ def test_what_is_beside_the_graphs_says_how_to_use_them(exported: Path) -> None:
 def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UntrainedError):
         export_onnx(sosn.SoSN(channels=1, input_size=28), tmp_path, "own")
-    with pytest.raises(UsageError, match="relation 'full' cannot be exported"):
+    with pytest.raises(UsageError, match="this 'sosn' cannot be exported: give a SoSN with relation average"):
         export_onnx(sosn.SoSN(channels=1, input_size=28, relation="full"), tmp_path, "own")
-    with pytest.raises(UsageError, match="prototypical cannot be exported"):
+    with pytest.raises(UsageError, match="this 'prototypical' cannot be exported"):
         export_onnx(PrototypicalNet(channels=1, input_size=28), tmp_path, "own")
     assert list(tmp_path.iterdir()) == []
 

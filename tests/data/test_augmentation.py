@@ -19,7 +19,7 @@ from sosn.errors import UsageError
 
 Array = npt.NDArray[np.float64]
 
-EVERYTHING = AugmentationSection("episode", True, 0.1, 0.2, 20.0, 10.0, 0.3, 0.5)
+EVERYTHING = AugmentationSection("episode", True, 0.1, 0.2, 20.0, 10.0, 0.3)
 ONE_AT_A_TIME = (
     AugmentationSection(rotate="image"),
     AugmentationSection(flip=True),
@@ -28,7 +28,6 @@ ONE_AT_A_TIME = (
     AugmentationSection(turn=30.0),
     AugmentationSection(shear=20.0),
     AugmentationSection(jitter=0.4),
-    AugmentationSection(erase=1.0),
 )
 EXACT = ONE_AT_A_TIME[:2]
 
@@ -173,7 +172,7 @@ def test_autocast_does_not_coarsen_the_images() -> None:
 def test_no_value_of_a_tensor_is_read_on_the_way(rotate: Any) -> None:
     with FakeTensorMode():  # these tensors have shapes and no values: reading one raises
         episode = Episode(torch.zeros(2, 3, 1, 3, 8, 8), torch.zeros(2, 4, 3, 8, 8))
-        wanted = AugmentationSection(rotate, True, 0.1, 0.2, 20.0, 10.0, 0.3, 0.5)
+        wanted = AugmentationSection(rotate, True, 0.1, 0.2, 20.0, 10.0, 0.3)
         assert augment(episode, wanted, generator()).support.shape == episode.support.shape
 
 
@@ -193,7 +192,7 @@ def test_a_gpu_is_never_waited_for() -> None:
     [
         ("translate", -0.1, "1"), ("translate", 1.5, "1"), ("zoom", 1.0, "0.9"), ("zoom", math.nan, "0.9"),
         ("turn", 181.0, "180"),
-        ("turn", -1.0, "180"), ("shear", 90.0, "80"), ("jitter", 1.1, "1"), ("jitter", math.inf, "1"), ("erase", 2.0, "1"),
+        ("turn", -1.0, "180"), ("shear", 90.0, "80"), ("jitter", 1.1, "1"), ("jitter", math.inf, "1"),
     ],
 )  # fmt: skip
 def test_values_out_of_range_are_refused_with_key_value_and_range(key: str, value: float, highest: str) -> None:
@@ -399,37 +398,3 @@ def test_strong_jitter_stays_in_0_to_1_and_keeps_grey_grey() -> None:
     assert result.max() <= 1
     assert result[:, 0].equal(result[:, 1])
     assert result[:, 0].equal(result[:, 2])
-
-
-# Erasing
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize(("height", "width"), [(32, 32), (24, 40)])
-def test_a_rectangle_of_the_stated_area_takes_the_mean_colour(channels: int, height: int, width: int) -> None:
-    episode = random_episode(20, channels, height, width)
-    before, after = arrays(episode), arrays(augment(episode, AugmentationSection(erase=1.0), generator()))
-    shares = []
-    for image, result in zip(before, after, strict=True):
-        changed = (image != result).any(0)
-        rows, columns = np.flatnonzero(changed.any(1)), np.flatnonzero(changed.any(0))
-        tall, wide = rows[-1] - rows[0] + 1, columns[-1] - columns[0] + 1
-        assert changed.sum() == tall * wide  # a full rectangle
-        np.testing.assert_allclose(result[:, changed], np.tile(image.mean((1, 2))[:, None], tall * wide), atol=1e-5)
-        assert (tall + 1) * (wide + 1) > 0.02 * height * width  # sides are rounded to pixels
-        assert (tall - 1) * (wide - 1) < 0.25 * height * width
-        shares.append(tall * wide / height / width)
-    assert_fills(np.array(shares), 0.02, 0.25)
-
-
-def test_rectangles_reach_every_row_and_column() -> None:
-    episode = random_episode(40, 1, 16, 16)
-    changed = every(augment(episode, AugmentationSection(erase=1.0), generator())) != every(episode)
-    assert changed.any(-1).flatten(0, 1).any(0).all()
-    assert changed.any(-2).flatten(0, 1).any(0).all()
-
-
-def test_images_are_erased_with_the_stated_probability_and_else_left_alone() -> None:
-    episode = random_episode(50)
-    changed = every(augment(episode, AugmentationSection(erase=0.3), generator())) != every(episode)
-    assert_share(changed.flatten(1).any(1), 0.3)

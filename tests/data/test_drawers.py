@@ -19,7 +19,7 @@ from sosn.data.bank import Bank
 from sosn.data.dataset.lake import read_runs
 from sosn.data.dataset.omniglot import drawer_of
 from sosn.data.prepare.catalog import prepare_dataset
-from sosn.data.sampler import EpisodeSampler, Within, alphabets
+from sosn.data.sampler import EpisodeSampler, Within
 from sosn.errors import DataError, UsageError
 from sosn.evaluation.protocol import draw_indices, evaluate_runs
 from sosn.method import NearestPixels
@@ -111,9 +111,6 @@ def test_turned_alphabets_are_alphabets_of_their_own_with_the_same_drawers() -> 
     turns = [{bank.names[int(bank.labels[row])].partition("@")[2] for row in rows} for rows in support.flatten(1)]
     assert all(len(one) == 1 for one in turns)
     assert {turn for one in turns for turn in one} == {"", "90", "180", "270"}
-    for eight in (bank.with_reflections(), drawn_bank(3, 3).with_reflections().with_rotations()):
-        assert len(alphabets(eight.names)) == 16
-        assert EpisodeSampler(eight, 3, 1, 1, "drawers").usual_count == 20  # ten of 16 alphabets
 
 
 def test_people_who_did_not_draw_a_whole_alphabet_have_no_part_in_its_tasks() -> None:

@@ -1,6 +1,5 @@
 """Episodes are fair, repeatable, and never show the same thing on both sides."""
 
-import math
 import re
 from itertools import combinations
 
@@ -302,37 +301,6 @@ def test_within_alphabet_is_refused_where_none_has_enough_classes() -> None:
     flat = Bank.from_classes({name: torch.zeros(3, 1, 2, 2, dtype=torch.uint8) for name in ("a", "b")})
     with pytest.raises(DataError, match="belong to alphabets, and these do not"):
         EpisodeSampler(flat, 2, 1, 1, within="alphabet")
-
-
-def test_related_takes_a_share_of_episodes_from_one_alphabet() -> None:
-    bank = bank_of_alphabets(greek=8, latin=8, runes=8)
-    support, query = EpisodeSampler(bank, 4, 1, 2, related=0.3).indices(2000, generator())
-    classes = bank.labels[support[..., 0]]
-    assert torch.equal(bank.labels[query], classes.repeat_interleave(2, 1))
-    assert all(len(set(row)) == 4 for row in classes.tolist())
-    assert set(classes.flatten().tolist()) == set(range(24))
-    alphabets = classes // 8
-    one = (alphabets == alphabets[:, :1]).all(1).double().mean().item()
-    assert one == pytest.approx(0.3 + 0.7 * 3 * math.comb(8, 4) / math.comb(24, 4), abs=0.03)  # on purpose, or by chance
-
-
-def test_related_all_the_time_fills_up_with_others_where_an_alphabet_is_too_small() -> None:
-    bank = bank_of_alphabets(greek=2, latin=5)
-    support, _ = EpisodeSampler(bank, 4, 1, 1, related=1.0).indices(300, generator())
-    greek = (bank.labels[support[..., 0]] < 2).sum(1)
-    assert set(greek.tolist()) == {0, 2}  # all Latin, or both Greek and two others
-    assert (greek == 2).double().mean().item() == pytest.approx(2 / 7, abs=0.1)  # the alphabet of a class at random
-
-
-def test_related_is_refused_where_it_means_nothing() -> None:
-    bank = bank_of_alphabets(greek=4, latin=4)
-    with pytest.raises(UsageError, match=r"related is 1.5; the share of episodes lies between 0 and 1"):
-        EpisodeSampler(bank, 2, 1, 1, related=1.5)
-    with pytest.raises(UsageError, match="all classes of an episode are of one alphabet anyway"):
-        EpisodeSampler(bank, 2, 1, 1, within="alphabet", related=0.5)
-    flat = Bank.from_classes({name: torch.zeros(3, 1, 2, 2, dtype=torch.uint8) for name in ("a", "b")})
-    with pytest.raises(DataError, match="related is for classes that belong to alphabets"):
-        EpisodeSampler(flat, 2, 1, 1, related=0.5)
 
 
 def test_classes_are_drawn_within_alphabets_or_not_at_all() -> None:

@@ -132,10 +132,10 @@ def test_images_of_other_than_1_or_3_channels_are_refused(given: int, channels: 
 
 
 def test_whole_numbers_for_mean_and_std_do_not_make_a_model_of_whole_numbers() -> None:
-    model = SoSN(channels=1, input_size=28, mean=[0], std=[1])
+    model = SoSN(channels=1, input_size=28, preprocessing={"mean": [0], "std": [1]})
     assert model.dtype == torch.float32
     with pytest.raises(UsageError, match="mean has 0 values"):
-        SoSN(channels=1, input_size=28, mean=[])
+        SoSN(channels=1, input_size=28, preprocessing={"mean": []})
 
 
 def test_a_mean_image_is_subtracted_pixel_by_pixel_and_fitted_like_any_image() -> None:
@@ -173,4 +173,4 @@ def test_a_model_of_enlarged_images_remembers_their_side() -> None:
     for size, detail in ((56, 28), (28, 0), (20, 0)):
         method = build(override(load_recipe("glyphs-5w1s"), [f"input_size={size}"]), bank)
         assert (method.preprocessing.size, method.preprocessing.detail) == (size, detail)
-        assert method.config.get("detail", 0) == detail
+        assert method.config["preprocessing"]["detail"] == detail

@@ -31,7 +31,7 @@ from sosn.evaluation.calibration import (
     safe_thresholds,
 )
 from sosn.evaluation.protocol import draw_indices
-from sosn.method.pixels import NearestPixels
+from sosn.method import MAML
 
 
 def _confidence(way: int, shot: int, first: float = 0.0) -> Confidence:
@@ -205,8 +205,10 @@ def test_measuring_needs_a_trained_model_and_enough_classes() -> None:
         measure(sosn.SoSN(channels=1, input_size=28), bank, "val", "glyphs")
     with pytest.raises(DataError, match="too few"):
         measure(sosn.load("glyphs"), bank, "val", "glyphs", query=10)
+    maml = MAML(channels=1, input_size=28)
+    maml.trained = True
     with pytest.raises(UsageError, match="cannot be calibrated"):
-        measure(NearestPixels(), bank, "val", "glyphs", query=2, shots=[1])
+        measure(maml, bank, "val", "glyphs", query=2, shots=[1])
 
 
 def test_measuring_says_how_many_episodes_it_used_and_leaves_out_what_the_bank_has_no_classes_for() -> None:

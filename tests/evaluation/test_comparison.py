@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ SMALL = ("alphabets=10", "characters=6", "drawings=8")
 WORDS = (*(f"data.{word}" for word in SMALL), "query=2", "episodes=6", "device=cpu")
 
 
-def save(folder: Path, name: str, trained: bool = True, **settings: int) -> str:
+def save(folder: Path, name: str, trained: bool = True, **settings: Any) -> str:
     """A model with weights as they start, said to be trained."""
     torch.manual_seed(0)
     method = method_class(name)(channels=1, input_size=28, **settings)

@@ -4,7 +4,7 @@ import math
 import subprocess
 import warnings
 from dataclasses import replace
-from functools import cache
+from functools import cache as remember
 from typing import Any, ClassVar, get_args
 
 import numpy as np
@@ -19,6 +19,7 @@ from sosn.data.sampler import EpisodeSampler
 from sosn.encoder.preprocessing import Preprocessing
 from sosn.episode import Episode
 from sosn.errors import DataError, UsageError
+from sosn.evaluation import cache
 from sosn.evaluation import protocol as evaluation
 from sosn.evaluation.model import evaluate_model
 from sosn.evaluation.protocol import Evaluation, compare, evaluate, mean_ci95
@@ -44,14 +45,17 @@ class Watcher(Method):
 
     def __init__(self) -> None:
         super().__init__()
-        self.config = {}
         self.preprocessing = Preprocessing(1, 2)
         self.layer = nn.Dropout()
         self.seen: list[Episode] = []
         self.modes: set[bool] = set()
         self.separately: set[bool] = set()
 
-    def logits(self, episode: Episode, separately: bool = False) -> Tensor:
+    @property
+    def describes_images(self) -> bool:
+        return False
+
+    def _logits(self, episode: Episode, separately: bool) -> Tensor:
         self.seen.append(episode)
         self.separately.add(separately)
         self.modes |= {module.training for module in self.modules()}
@@ -406,7 +410,7 @@ def test_every_image_is_encoded_once_which_changes_no_figure(monkeypatch: pytest
     assert plain.accuracy == pytest.approx(once.accuracy, abs=1 / (20 * 12))
     assert sum(encoded) == each  # layers one by one, episode by episode
     encoded.clear()
-    monkeypatch.setattr(evaluation, "MEMORY", 0)
+    monkeypatch.setattr(cache, "MEMORY", 0)
     assert evaluate(model, bank, way=3, shot=shot, query=4, episodes=20) == once
     assert sum(encoded) >= each  # some more, to see how much memory they would take
 
@@ -416,7 +420,7 @@ def test_of_single_shots_matrices_are_kept_and_not_maps(monkeypatch: pytest.Monk
     model = SoSN(channels=1, input_size=84)
     expected = evaluate(model, bank, way=3, query=1, episodes=15)
     encoded = count_encoded(model)
-    monkeypatch.setattr(evaluation, "MEMORY", 4 * 64 * 64 * len(bank))  # maps have 64 × 361 entries
+    monkeypatch.setattr(cache, "MEMORY", 4 * 64 * 64 * len(bank))  # maps have 64 × 361 entries
     assert evaluate(model, bank, way=3, query=1, episodes=15) == expected
     assert sum(encoded) == distinct(bank, 3, 1, 1, 15)
 
@@ -435,7 +439,7 @@ def distinct(bank: Bank, way: int, shot: int, query: int, episodes: int) -> int:
     return len(torch.cat([part.flatten() for part in rows]).unique())
 
 
-@cache
+@remember
 def glyph_scores(*words: str) -> Tensor:
     """What the shipped model says of 500 queries, of which it gets 29 wrong."""
     sizes = "way=5 shot=1 query=5 episodes=20 device=cpu data.seed=5 data.alphabets=10 data.characters=8 data.drawings=8"

@@ -56,14 +56,14 @@ def astray(ours: Gradients, coarse: Gradients, exact: Gradients) -> dict[str, tu
 def scores(evaluate: Callable[[], Evaluation]) -> Tensor:
     """What SoSN says of each query and class in an evaluation, before it is squashed: episodes × queries × classes."""
     said: list[Tensor] = []
-    compare = SoSN.compare_described
+    compare = SoSN.compare
 
     def watched(method: SoSN, support: Tensor, query: Tensor) -> Tensor:
         said.append(compare(method, support, query))
         return said[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SoSN, "compare_described", watched)
+        patch.setattr(SoSN, "compare", watched)
         result = evaluate()
     found = torch.cat(said).cpu()
     assert rights(found).mean(1).tolist() == pytest.approx(result.per_episode)  # they are what was judged

@@ -507,7 +507,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
     assert told.returncode == 0, told.stderr
     compiled = {name: int(size) for name, size in (line.split() for line in told.stdout.splitlines())}
     launched = {
-        f"sosn.kernel.{path.stem}.{name}"
+        f"sosn.kernel.triton.{path.stem}.{name}"
         for path in Path(first_block.__file__).parent.glob("triton/*.py")
         for name in re.findall(r"(_\w+)\[\(", path.read_text("utf-8"))
     }
@@ -591,7 +591,7 @@ def glyph_episode(episodes: int = 2, way: int = 3, shot: int = 2) -> Episode:
 
 def small_model(**options: object) -> sosn.SoSN:
     torch.manual_seed(0)
-    model = sosn.SoSN(channels=1, input_size=28, encoder_width=48, **options)  # type: ignore[arg-type]
+    model = sosn.SoSN(channels=1, input_size=28, encoder={"width": 48}, **options)  # type: ignore[arg-type]
     for layer in model.modules():
         if isinstance(layer, nn.Linear):
             nn.init.normal_(layer.weight, 0, 0.5)

@@ -162,13 +162,13 @@ def test_the_nearest_head_answers_by_the_cosine_to_the_mean_of_the_shots(feature
 
 
 def test_resnet12_is_averaged_over_positions_unless_told_otherwise() -> None:
-    resnet12 = {"encoder": "resnet12", "resnet12_width": 2}
+    resnet12 = {"name": "resnet12", "first_width": 2}
     widths = {"auto": 6, "mean": 6, "flat": 6 * 3 * 3, "second_order": 21}
     for features, width in widths.items():
-        method = make("baseline", **resnet12, features=features)
+        method = make("baseline", encoder=resnet12, features=features)
         assert isinstance(method, Baseline)
         assert method.classifier.in_features == width
-    whole = make("baseline", **resnet12, encoder_width=0)
+    whole = make("baseline", encoder=resnet12 | {"width": 0})
     assert isinstance(whole, Baseline)
     assert whole.classifier.in_features == 20  # all features of the last stage, as the literature has it
 
@@ -176,8 +176,8 @@ def test_resnet12_is_averaged_over_positions_unless_told_otherwise() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"features": "third"}, "features is 'third'; choose one of auto, flat"),
-        ({"head": "none"}, "head is 'none'; choose one of"),
+        ({"features": "third"}, "features is 'third'; choose auto, flat, mean or second_order"),
+        ({"head": "none"}, "head is 'none'; choose fitted or nearest"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(settings: dict[str, str], said: str) -> None:
@@ -198,7 +198,7 @@ def test_standard_scores_are_what_is_classified_and_compared(name: str) -> None:
         return upper_triangle(plain.relation.describe_query(maps.flatten(-2)).squeeze(-3))
 
     plain.load_state_dict({key: value for key, value in method.state_dict().items() if not key.startswith("standardise")})
-    support, query = (entries(maps) for maps in plain.maps(tasks))
+    support, query = (entries(maps) for maps in plain._episode_features(tasks))
     vectors = torch.cat((support.flatten(0, 2), query.flatten(0, 1)))
     scores = (vectors - vectors.mean(0)) / (vectors.var(0, correction=0) + method.standardise.eps).sqrt()
     assert tasks.labels is not None
@@ -216,6 +216,6 @@ def test_standard_scores_are_what_is_classified_and_compared(name: str) -> None:
     shift, spread = vectors.mean(0), (vectors.var(0, correction=0) + method.standardise.eps).sqrt()
     plain.load_state_dict({key: value for key, value in method.state_dict().items() if not key.startswith("standardise")})
     plain.eval()
-    support, query = (entries(maps) for maps in plain.maps(tasks))
+    support, query = (entries(maps) for maps in plain._episode_features(tasks))
     cosines = F.cosine_similarity(((query - shift) / spread)[:, :, None], ((support - shift) / spread).mean(2)[:, None], dim=-1)
     torch.testing.assert_close(method.logits(tasks), 10 * cosines, rtol=1e-5, atol=1e-5)

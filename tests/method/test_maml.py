@@ -21,8 +21,8 @@ Moments = list[tuple[Tensor, Tensor]]
 def build(steps: int = 1, first_order: bool = False, head: str = "learned") -> MAML:
     torch.manual_seed(0)
     return MAML(
-        channels=1, input_size=28, encoder_width=5, outputs=3, inner_steps=steps, test_steps=steps, inner_rate=0.2,
-        first_order=first_order, head=head,  # type: ignore[arg-type]
+        outputs=3, inner_steps=steps, test_steps=steps, inner_rate=0.2, first_order=first_order, head=head,  # type: ignore[arg-type]
+        channels=1, input_size=28, encoder={"name": "conv4_pooled", "width": 5},
     ).double()  # fmt: skip
 
 
@@ -133,7 +133,10 @@ def test_adaptation_lowers_the_loss_on_the_support_images() -> None:
 
 def test_a_matching_net_is_fine_tuned_on_its_support_set_by_hand() -> None:
     torch.manual_seed(0)
-    model = MatchingNet(channels=1, input_size=28, encoder_width=5, scale=4.0, fine_tune_steps=2, fine_tune_rate=0.3).double()
+    model = MatchingNet(
+        scale=4.0, fine_tune_steps=2, fine_tune_rate=0.3, channels=1, input_size=28,
+        encoder={"name": "conv4_pooled", "width": 5},
+    ).double()  # fmt: skip
     episode = tasks()
     assert model.adapts
     with torch.no_grad():

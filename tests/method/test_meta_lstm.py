@@ -19,7 +19,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def build(steps: int) -> MetaLSTM:
     torch.manual_seed(0)
     model = MetaLSTM(
-        channels=1, input_size=28, encoder_width=2, outputs=3, hidden=3, inner_steps=steps, initial_rate=0.1
+        outputs=3, hidden=3, inner_steps=steps, initial_rate=0.1,
+        channels=1, input_size=28, encoder={"name": "conv4_pooled", "width": 2},
     ).double()  # fmt: skip
     for gate in (model.keep, model.rate):
         torch.nn.init.normal_(gate.weight, 0.0, 0.5)
@@ -75,7 +76,7 @@ def test_the_update_rule_is_the_published_one_in_value_and_gradient(steps: int) 
 
 
 def test_a_new_one_is_nearly_plain_descent() -> None:
-    model = MetaLSTM(channels=1, input_size=28, encoder_width=2, initial_rate=0.1)
+    model = MetaLSTM(channels=1, input_size=28, encoder={"name": "conv4_pooled", "width": 2}, initial_rate=0.1)
     theta, gradient = torch.randn(2, 7), torch.randn(2, 7)
     moved, _ = model.update(theta, gradient, torch.tensor([1.5, 0.2]), None)
     torch.testing.assert_close(moved, theta - 0.1 * gradient, rtol=0, atol=0.05)

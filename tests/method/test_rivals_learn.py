@@ -33,7 +33,7 @@ LEARNS = {  # what is asked for, and what was measured
     "siamese": 0.34,  # 0.44
     "maml inner_rate=0.4 inner_steps=1 test_steps=1 recalibrate=0": 0.38,  # 0.48
     "maml head=shared first_order=true inner_rate=0.4 inner_steps=1 test_steps=1 steps=40 recalibrate=0": 0.35,  # 0.44
-    "meta_lstm encoder_width=16 hidden=8 initial_rate=0.1 inner_steps=2 recalibrate=0 report_episodes=40": 0.3,
+    "meta_lstm width=16 hidden=8 initial_rate=0.1 inner_steps=2 recalibrate=0 report_episodes=40": 0.3,
     "baseline": 0.34,  # 0.44
     "baseline++": 0.43,  # 0.54
     "nearest_prototype metric=cosine scale=10": 0.65,  # 0.76

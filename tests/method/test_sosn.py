@@ -9,12 +9,15 @@ import torch
 from torch import Tensor, nn
 
 import sosn
+from sosn.encoder import Conv4
 from sosn.episode import Episode
 from sosn.errors import UsageError
 from sosn.kernel import engine
 from sosn.method import METHODS, SoSN, method_class
 from sosn.method.base import LossName
+from sosn.method.initialisation import initialise
 from sosn.relation import Relation
+from sosn.similarity import SimilarityStreams
 from tests import reference
 from tests.reference import ALLOWED, RELATIONS, Options
 
@@ -24,7 +27,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def build(options: Options | None = None, **settings: Any) -> SoSN:
     """A small model in float64, its linear layers enlarged so that answers differ between pairs."""
     if options is not None:
-        settings = {"encoder_width": 32 if options.relation == "full" else 64, **vars(options), **settings}
+        width = {"width": 32 if options.relation == "full" else 64}
+        settings = {"encoder": width, **vars(options), **settings}
     torch.manual_seed(0)
     model = SoSN(**{"channels": 1, "input_size": 28, **settings}).double()
     for layer in model.modules():
@@ -121,7 +125,9 @@ def test_every_relation_with_permutations_and_streams_agrees_with_loops(relation
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_shifted_features_of_both_signs_agree_with_loops(relation: str) -> None:
     options = Options(relation, eta=None, shift=0.4, alpha=0.6)
-    agrees_in_value_and_gradient(build(options, features="linear"), draw(shot=2), options, linear=True)
+    width = 32 if relation == "full" else 64
+    model = build(options, encoder={"width": width, "features": "linear"})
+    agrees_in_value_and_gradient(model, draw(shot=2), options, linear=True)
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
@@ -138,14 +144,14 @@ def test_cross_entropy_agrees_with_loops(relation: str) -> None:
 
 def test_full_of_64_features_has_128_rows_and_agrees_with_loops() -> None:
     options = Options("full")
-    model = build(options, encoder_width=64)
+    model = build(options, encoder={"width": 64})
     first = next(layer for layer in model.modules() if isinstance(layer, nn.Linear))
     assert first.in_features == 64 * 6 * 6
     agrees_in_value_and_gradient(model, draw(episodes=1, way=2, queries=1), options)
 
 
 def test_full_of_32_features_keeps_the_published_similarity_net_but_for_its_channel() -> None:
-    model = SoSN(relation="full", encoder_width=32)
+    model = SoSN(relation="full", encoder={"width": 32})
     assert sum(p.numel() for p in model.similarity.parameters()) == 114_577 - 9 * 64  # one channel instead of two
 
 
@@ -156,7 +162,7 @@ def test_colour_images_and_several_classes_agree_with_loops() -> None:
 
 def test_preprocessing_comes_before_the_encoder() -> None:
     options = Options()
-    model = build(options, mean=[0.25], std=[0.5], polarity="inverted")
+    model = build(options, preprocessing={"mean": [0.25], "std": [0.5], "polarity": "inverted"})
     episode = draw()
     seen = Episode(((1 - episode.support) - 0.25) / 0.5, ((1 - episode.query) - 0.25) / 0.5)
     torch.testing.assert_close(model(episode), torch.sigmoid(reference_logits(model, seen, options, "step")), rtol=0, atol=1e-8)
@@ -242,7 +248,7 @@ def test_other_statistics_are_refused() -> None:
 
 def test_all_pairs_of_a_step_are_normalised_as_one_batch_however_many() -> None:
     options = Options()
-    model = build(options, encoder_width=48)
+    model = build(options, encoder={"width": 48})
     episode = draw(episodes=3, way=5, queries=10)  # 150 pairs
     with torch.no_grad():
         expected = reference_logits(model, episode, options, "step")
@@ -435,8 +441,20 @@ def test_weights_follow_the_seed() -> None:
     assert not torch.equal(models[0], models[2])
 
 
+def test_weights_are_drawn_for_the_whole_model_in_the_order_of_its_layers() -> None:
+    """Also whatever way they lie in memory, so that a seed stands for the same weights in every version."""
+    torch.manual_seed(3)
+    model = SoSN(channels=1, input_size=28)
+    torch.manual_seed(3)
+    parts = nn.ModuleList([Conv4(channels=1), SimilarityStreams(1, 1, 2, 64)])
+    initialise(parts)
+    for mine, theirs in zip(model.parameters(), parts.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
 def test_the_constructor_arguments_rebuild_the_model() -> None:
-    model = build(relation="or_like", alpha=0.5, permutations=3, permutation_seed=9, mean=[0.5], std=[0.5])
+    images = {"mean": [0.5], "std": [0.5]}
+    model = build(relation="or_like", alpha=0.5, permutations=3, permutation_seed=9, preprocessing=images)
     again = SoSN(**model.config).double()
     again.load_state_dict(model.state_dict())
     with torch.no_grad():
@@ -475,18 +493,18 @@ def test_several_streams_of_one_net_take_as_many_parameters_as_nets() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"encoder": "conv5"}, "encoder is 'conv5'"),
-        ({"features": "tanh"}, "features is 'tanh'"),
+        ({"encoder": "conv5"}, "no encoder 'conv5' .did you mean 'conv4'"),
+        ({"encoder": {"features": "tanh"}}, "features is 'tanh'"),
         ({"input_size": 9}, "input_size is 9"),
-        ({"encoder_width": 45}, "46 rows or more, not 45"),
-        ({"power_norm": "gamma", "features": "linear"}, "refuses negative co-occurrences"),
+        ({"encoder": {"width": 45}}, "46 rows or more, not 45"),
+        ({"power_norm": "gamma", "encoder": {"features": "linear"}}, "refuses negative co-occurrences"),
         ({"power_norm": "maxexp", "shift": 0.5}, "refuses negative co-occurrences"),
         ({"power_norm": "maxexp", "relation": "subtract"}, "refuses negative co-occurrences"),
         ({"power_norm": "sqrt"}, "'sqrt'; choose one of"),
         ({"relation": "sum"}, "'sum'; choose one of"),
         ({"permutations": 3, "streams": 2}, "streams is 2"),
         ({"channels": 2}, "channels is 2"),
-        ({"mean": [0.5]}, "mean has 1 values"),
+        ({"preprocessing": {"mean": [0.5]}}, "mean has 1 values"),
     ],
 )
 def test_settings_without_meaning_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -53,13 +53,13 @@ def test_a_matrix_of_n_vectors_has_at_most_rank_n_and_larger_images_have_more(ba
     assert method.preprocessing.size == 28
     again = ranks(SoSN(channels=1, input_size=28, power_norm="none"), bank, (28,), 10, seed=0)
     assert again[0]["rank"] == again[0]["normalised_rank"]
-    with pytest.raises(UsageError, match="the model is 'prototypical'"):
+    with pytest.raises(UsageError, match="second-order matrices, which 'prototypical' does not have"):
         ranks(PrototypicalNet(channels=1, input_size=28), bank, (28,), 2, 0)
 
 
 def test_ranks_are_those_of_the_plain_and_of_the_normalised_matrices_in_evaluation(bank: Bank) -> None:
     torch.manual_seed(0)
-    method = SoSN(channels=1, input_size=28, encoder_width=46, eta=50.0)
+    method = SoSN(channels=1, input_size=28, encoder={"width": 46}, eta=50.0)
     with torch.no_grad():
         maps = method.eval().encode(bank.images).double()
     plain = trace_normalise(autocorrelation(maps))
@@ -69,7 +69,7 @@ def test_ranks_are_those_of_the_plain_and_of_the_normalised_matrices_in_evaluati
     wanted = effective_rank(sigme(plain, 50.0)).mean().item()
     assert told["normalised_effective_rank"] == pytest.approx(wanted, rel=1e-4)
     assert abs(wanted - told["effective_rank"]) > 0.1
-    other = SoSN(channels=1, input_size=28, encoder_width=46, power_norm="asinhe", gamma=3.0, trace_normalise=False)
+    other = SoSN(channels=1, input_size=28, encoder={"width": 46}, power_norm="asinhe", gamma=3.0, trace_normalise=False)
     other.load_state_dict(method.state_dict())
     wanted = effective_rank(asinhe(autocorrelation(maps), 3.0)).mean().item()
     assert ranks(other, bank, (28,), len(bank), seed=0)[0]["normalised_effective_rank"] == pytest.approx(wanted, rel=1e-4)
@@ -147,7 +147,7 @@ def test_burstiness_tells_how_far_descriptors_move_with_the_norm_and_without(ban
 
 def _tiny() -> SoSN:
     torch.manual_seed(3)
-    return SoSN(channels=1, input_size=28, encoder_width=46)
+    return SoSN(channels=1, input_size=28, encoder={"width": 46})
 
 
 def test_burstiness_is_that_of_scores_in_evaluation_in_units_of_their_deviation(bank: Bank) -> None:
@@ -195,7 +195,7 @@ def test_figures_of_a_change_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.tensor([[[0.9, 0.1], [0.2, 0.8]], [[0.3, 0.6], [0.5, 0.7]]])
     after = torch.tensor([[[0.4, 0.5], [0.7, 0.6]], [[0.3, 0.4], [0.5, 0.9]]])
     monkeypatch.setattr(bursts, "_scores", lambda method, support, these: after if these is changed else None)
-    method: Any = SimpleNamespace(relation=SimpleNamespace(describe_query=lambda these: these, shift=0.0))
+    method: Any = SimpleNamespace(second_order=SimpleNamespace(describe_query=lambda these: these, shift=0.0))
     told = bursts._figures(cast(SoSN, method), torch.empty(0), torch.tensor([0, 1]), maps, changed, before)
     root = math.sqrt
     wanted = {

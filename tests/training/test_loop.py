@@ -473,21 +473,6 @@ def photos(root: Path, classes: int) -> Path:
     return root
 
 
-def test_related_makes_classes_of_training_episodes_look_alike_and_leaves_validation_alone(tmp_path: Path) -> None:
-    trainer = Trainer(tiny("related=1.0"), Run(tmp_path), Silent())
-    classes = trainer.source.draw("train", 1).classes
-    assert classes is not None
-    names = [trainer.sampler.bank.names[number] for number in classes[0].tolist()]
-    assert len({name.rpartition("/")[0] for name in names}) == 1
-    assert trainer.recipe.to_table()["episodes"]["related"] == 1.0
-    plain = Trainer(tiny(), Run(tmp_path), Silent())
-    plain.judged.load_state_dict(trainer.judged.state_dict())
-    judged = [one.judge() for one in (trainer, plain)]
-    assert judged[0] is not None
-    assert judged[1] is not None
-    assert judged[0].fingerprint == judged[1].fingerprint  # of the same episodes
-
-
 def test_no_garbage_is_cleared_away_while_a_step_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     class Graph:
         def replay(self) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from sosn.data.dataset import open_bank
 from sosn.data.sampler import EpisodeSampler
-from sosn.encoder import ENCODER_EXTRAS, build_encoder
+from sosn.encoder import build_encoder
 from sosn.method import Baseline
 from sosn.recipe.library import load_recipe
 from sosn.recipe.override import override
@@ -22,7 +22,7 @@ from tests.conftest import Listener
 from tests.training.test_loop import same, tiny, weights
 from tests.training.test_warm_start import interrupted
 
-ENCODER = ("encoder=resnet12", "resnet12_width=2")
+ENCODER = ("encoder=resnet12", "encoder.first_width=2")
 FIRST = (
     "method=baseline",
     *ENCODER,
@@ -36,7 +36,7 @@ FIRST = (
 
 
 def test_sosn_takes_the_whole_encoder_of_a_classifier(tmp_path: Path) -> None:
-    train(tiny(*FIRST, "steps=2", "every=2", "resnet12_drop=0.2"), tmp_path / "first")
+    train(tiny(*FIRST, "steps=2", "every=2", "encoder.drop=0.2"), tmp_path / "first")
     listener = Listener()
     recipe = tiny("method=sosn", *ENCODER, f"start={tmp_path / 'first'}")
     trainer = Trainer(recipe, Run(tmp_path / "second"), listener)
@@ -54,13 +54,11 @@ def test_the_shipped_stages_fit_one_another() -> None:
     first, shapes = load_recipe("mini-imagenet-resnet12-pretrain"), {}
     for name in ("pretrain", "5w1s", "5w5s"):
         recipe = load_recipe(f"mini-imagenet-resnet12-{name}")
-        options = recipe.model.options
         assert recipe.data.name == first.data.name
         assert recipe.data.options["size"] == first.data.options["size"]
-        assert options["eta"] == first.model.options["eta"]
-        extra = {key: options[key] for key in ENCODER_EXTRAS}
+        assert recipe.model.options["eta"] == first.model.options["eta"]
         with torch.device("meta"):
-            encoder = build_encoder(options["encoder"], 3, options["encoder_width"], 84, **extra)
+            encoder = build_encoder({"name": recipe.encoder.name} | recipe.encoder.options, 3, 84)
         shapes[name] = {key: tuple(value.shape) for key, value in encoder.state_dict().items()}
         assert encoder.map_side(84) ** 2 >= encoder.width  # or the matrices could not have full rank
     assert shapes["pretrain"] == shapes["5w1s"] == shapes["5w5s"]
@@ -71,7 +69,8 @@ def test_the_shipped_stages_fit_one_another() -> None:
 def test_a_batch_of_many_classes_is_an_episode(way: int, query: int) -> None:
     bank = open_bank("glyphs", "train", alphabets=10, characters=6, drawings=8)
     tasks = EpisodeSampler(bank, way, 1, query).draw(1, generator("batch test"))
-    method = Baseline(channels=1, input_size=28, encoder="resnet12", resnet12_width=2, classes=len(bank.names))
+    encoder = {"name": "resnet12", "first_width": 2}
+    method = Baseline(classes=len(bank.names), channels=1, input_size=28, encoder=encoder)
     assert method.loss(tasks).item() == pytest.approx(torch.tensor(len(bank.names)).log().item(), rel=0.3)
 
 
@@ -85,7 +84,7 @@ def test_a_classifier_of_second_order_matrices_learns(tmp_path: Path) -> None:
         "learning_rate=0.05",
         "recalibrate=5",
     )
-    result = train(tiny(*FIRST, *words, "resnet12_width=4", "weight_decay=0.0005"), tmp_path / "run")
+    result = train(tiny(*FIRST, *words, "encoder.first_width=4", "weight_decay=0.0005"), tmp_path / "run")
     assert result.evaluation is not None
     assert result.evaluation.accuracy > 0.45  # chance is 0.2
 
@@ -95,7 +94,7 @@ def test_a_classifier_of_second_order_matrices_learns(tmp_path: Path) -> None:
 
 def test_sgd_follows_nesterov_s_formula() -> None:
     recipe = tiny("method=baseline", "optimiser=sgd", "learning_rate=0.1", "weight_decay=0.01")
-    method = Baseline(channels=1, input_size=28, encoder_width=2, classes=3)
+    method = Baseline(classes=3, channels=1, input_size=28, encoder={"name": "conv4_pooled", "width": 2})
     optimiser = make_optimiser(method, recipe, torch.device("cpu"))
     weight = method.classifier.bias
     with torch.no_grad():
@@ -113,7 +112,7 @@ def test_sgd_follows_nesterov_s_formula() -> None:
 
 
 def test_a_run_with_sgd_and_drop_block_resumes_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = tiny(*FIRST, "steps=4", "every=2", "resnet12_drop=0.3")
+    recipe = tiny(*FIRST, "steps=4", "every=2", "encoder.drop=0.3")
     train(recipe, tmp_path / "whole")
     torch.manual_seed(5)  # what others draw makes no difference
     interrupted(recipe, tmp_path / "run", 2, monkeypatch)
@@ -123,14 +122,14 @@ def test_a_run_with_sgd_and_drop_block_resumes_to_the_bit(tmp_path: Path, monkey
 
 def test_drop_block_has_an_effect_and_leaves_other_random_numbers_alone(tmp_path: Path) -> None:
     losses = {}
-    for words in (("resnet12_drop=0.3",), ()):
+    for words in (("encoder.drop=0.3",), ()):
         trainer = Trainer(tiny(*FIRST, *words), Run(tmp_path), Silent())
         torch.manual_seed(7)
         losses[words] = trainer.advance().item()
         drawn = torch.rand(3)
         torch.manual_seed(7)
         assert torch.equal(drawn, torch.rand(3))
-    assert losses["resnet12_drop=0.3",] != losses[()]
+    assert losses["encoder.drop=0.3",] != losses[()]
 
 
 # --- a step as a graph ------------------------------------------------------------------------------------------------
@@ -151,5 +150,5 @@ def test_a_captured_step_is_handed_the_classes_too() -> None:
 
 def test_another_method_drops_values_that_mean_nothing_to_it() -> None:
     recipe = override(load_recipe("mini-imagenet-resnet12-pretrain"), ["method=sosn"])
-    assert recipe.model.options["encoder"] == "resnet12"
-    assert recipe.model.options["features"] == "relu"  # second_order is Baseline's
+    assert (recipe.encoder.name, recipe.encoder.options["features"]) == ("resnet12", "relu")
+    assert "features" not in recipe.model.options  # second_order is Baseline's

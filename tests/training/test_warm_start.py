@@ -66,7 +66,7 @@ def test_a_shipped_model_is_fine_tuned_from_its_own_weights(tmp_path: Path) -> N
 
 
 def test_a_mean_image_stays_that_of_the_new_images(tmp_path: Path) -> None:
-    model = sosn.SoSN(channels=1, input_size=28, mean_image=True)
+    model = sosn.SoSN(channels=1, input_size=28, preprocessing={"mean_image": True})
     model.preprocessing.take_mean(torch.rand(1, 28, 28))
     save_method(tmp_path / "other.safetensors", model)
     own = started([f"start={tmp_path / 'other.safetensors'}", "mean_image=true"], tmp_path).method.preprocessing.mean_image
@@ -179,7 +179,7 @@ def two_stages(tmp_path: Path) -> tuple[Path, Path]:
     """A run on photos, and one on glyphs that was started from it."""
     recipe = folder_recipe(photos(tmp_path / "photos", 20))
     train(recipe, tmp_path / "photos-run")
-    train(tiny("steps=2", "every=2", "model.channels=3", f"start={tmp_path / 'photos-run'}"), tmp_path / "glyphs-run")
+    train(tiny("steps=2", "every=2", "preprocessing.channels=3", f"start={tmp_path / 'photos-run'}"), tmp_path / "glyphs-run")
     return tmp_path / "photos-run", tmp_path / "glyphs-run"
 
 
@@ -211,7 +211,7 @@ def test_a_folder_is_the_same_however_its_path_is_written(tmp_path: Path, monkey
 
 def test_what_was_seen_is_handed_on_from_start_to_start(two_stages: tuple[Path, Path], tmp_path: Path) -> None:
     third = tmp_path / "third"
-    train(tiny("steps=2", "every=2", "model.channels=3", "data.seed=8", f"start={two_stages[1]}"), third)
+    train(tiny("steps=2", "every=2", "preprocessing.channels=3", "data.seed=8", f"start={two_stages[1]}"), third)
     trained = [json.loads((run / "run.json").read_text())["data"]["train"]["classes"] for run in (third, *two_stages)]
     seen = seen_by(str(third))
     assert [one.data.name.partition(":")[0] for one in seen] == ["glyphs", "glyphs", "folder"]
@@ -253,7 +253,7 @@ def test_standard_scores_of_a_classifier_go_on_in_the_cosine_of_sosn(tmp_path: P
         2, sosn.generator("start")
     )
     with torch.no_grad():
-        support, query = method._maps(episode)
-        cosines = method.nearness(method.describe(support), method.describe(query.unsqueeze(2)))
+        support, query = method._episode_features(episode)
+        cosines = method._cosines(method.describe(support), method.describe(query.unsqueeze(2)))
         expected = first.logits(episode) / 10  # the nearest class by ten times the cosine
     torch.testing.assert_close(cosines, expected, rtol=1e-4, atol=1e-5)

@@ -18,7 +18,7 @@ def open_timm(model: str, weights: Path | None = None, **options: Any) -> Neares
     source = create_timm(model, pretrained=weights is None)
     about = source.pretrained_cfg
     size = int((about.get("test_input_size") or about["input_size"])[-1])
-    images = {"input_size": size, "mean": list(about["mean"]), "std": list(about["std"])}
+    images = {"input_size": options.pop("input_size", size), "mean": list(about["mean"]), "std": list(about["std"])}
     usual: dict[str, Any] = {"metric": "cosine", "scale": 10.0}
     method = NearestPrototype(encoder={"name": "timm", "model": model}, preprocessing=images, **usual | options)
     given = source.state_dict() if weights is None else read_state_dict(weights)

@@ -32,14 +32,20 @@ class Encoder(Recorded, nn.Module, ABC):
 
     def map_side(self, image_side: int) -> int:
         """Side of the feature map of a square image; 0 or less if the image is too small."""
-        weight = next(self.parameters(), torch.zeros(()))
-        image = torch.zeros(1, self.arguments.get("channels", 3), image_side, image_side, dtype=weight.dtype)
-        training = self.training
-        with torch.no_grad():
-            side = self.eval()(image.to(weight.device)).shape[-1]
-        self.train(training)
-        return int(side)
+        return int(probe(self, self.arguments.get("channels", 3), image_side).shape[-1])
 
     def table(self) -> dict[str, Any]:
         """The name and options that build it again, as plain values."""
         return {"name": self.name} | {name: value for name, value in self.arguments.items() if name != "channels"}
+
+
+@torch.no_grad()
+def probe(module: nn.Module, channels: int, side: int) -> Any:
+    """What a module gives for one black image, in evaluation mode and its own precision; its parts keep their modes."""
+    weight = next(module.parameters(), torch.zeros(()))
+    modes = {part: part.training for part in module.modules()}
+    try:
+        return module.eval()(torch.zeros(1, channels, side, side, dtype=weight.dtype, device=weight.device))
+    finally:
+        for part, training in modes.items():
+            part.training = training

@@ -1,5 +1,6 @@
 """Backbones of timm as encoders."""
 
+import math
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -9,7 +10,7 @@ from sosn.errors import CheckpointError, UsageError
 
 
 class TimmEncoder(Encoder):
-    """A backbone by timm's name, without its classifier: the last feature map, or the tokens of a transformer as N×1 maps.
+    """A backbone by timm's name, without its classifier: the last feature map, or a transformer's tokens as a square.
 
     Its weights are random; checkpoint.timm.open_timm loads timm's own or those of a file.
     """
@@ -25,7 +26,9 @@ class TimmEncoder(Encoder):
     def forward(self, images: Tensor) -> Tensor:
         maps: Tensor = self.backbone.forward_features(images)
         if maps.ndim == 3:  # tokens (B, N, K), the first of which stand for no place
-            return maps[:, getattr(self.backbone, "num_prefix_tokens", 0) :].mT.unsqueeze(-1)
+            maps = maps[:, getattr(self.backbone, "num_prefix_tokens", 0) :].mT
+            side = math.isqrt(maps.shape[-1])
+            maps = maps.unflatten(-1, (side, side) if side**2 == maps.shape[-1] else (-1, 1))
         return maps if maps.shape[1] == self.width else maps.movedim(-1, 1)
 
 

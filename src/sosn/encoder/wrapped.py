@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from sosn.encoder.base import Encoder
+from sosn.encoder.base import Encoder, probe
 from sosn.errors import UsageError
 
 
@@ -15,10 +14,7 @@ class WrappedEncoder(Encoder):
     def __init__(self, module: nn.Module, channels: int, image_side: int) -> None:
         super().__init__()
         self.module = module
-        training = module.training
-        with torch.no_grad():
-            maps = module.eval()(torch.zeros(1, channels, image_side, image_side))
-        module.train(training)
+        maps = probe(module, channels, image_side)
         if not isinstance(maps, Tensor) or maps.ndim != 4:
             shape = tuple(maps.shape) if isinstance(maps, Tensor) else type(maps).__name__
             raise UsageError(f"the encoder gives {shape} for one image; it must give feature maps (1, K, h, w)")

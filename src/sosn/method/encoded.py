@@ -36,10 +36,9 @@ class EncodedMethod(Method):
         self.map_side = self.encoder.map_side(size)
         self.features = self.encoder.width * self.map_side**2  # numbers that describe an image
         self.owns_encoder = not isinstance(encoder, nn.Module)
-        if self.owns_encoder:
-            if not self.starts_whole:
-                initialise(self.encoder)
-            self.encoder.to(memory_format=torch.channels_last)
+        if self.owns_encoder and not self.starts_whole:
+            initialise(self.encoder)
+            self.encoder.to(memory_format=torch.channels_last)  # after that, or the same seed would give other weights
 
     @property
     def config(self) -> dict[str, Any]:

@@ -35,6 +35,25 @@ GONE: dict[str, dict[str, Any]] = {  # by section: option, and the value that tu
 }
 
 
+MOVED = ("encoder", "preprocessing", "test_time")  # sections whose keys once stood in [model]
+
+
+def key_of_today(key: str) -> str:
+    """A key of the command line under the name that it has now."""
+    moved = ALIASES.get(key.removeprefix("model."), "")
+    return moved if key in ALIASES or moved.startswith("encoder.") else key
+
+
+def means_nothing(key: str, value: Any, encoder: str) -> bool:
+    """Whether an old key is of another encoder than this one, and off. Refuses one that is on."""
+    name, _, default = ENCODER.get(key.removeprefix("model."), (encoder, "", None))
+    if name == encoder:
+        return False
+    if value != default:
+        raise UsageError(f"{key} is {value} and the encoder is {encoder or 'none'}: that option is of {name} alone")
+    return True
+
+
 def without_gone(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """A section without options that are gone. Refuses one that was on."""
     gone = GONE.get(section, {})
@@ -51,7 +70,7 @@ def sort_model(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     own = method_options(method)
     if method == "sosn":
         flat.pop("classes", None)  # which the auxiliary loss needed
-    sections: dict[str, dict[str, Any]] = {"model": {}, "encoder": {}, "preprocessing": {}, "test_time": {}}
+    sections: dict[str, dict[str, Any]] = {name: {} for name in ("model", *MOVED)}
     homes = {"preprocessing": annotations(Preprocessing), "test_time": annotations(TestTimeAugmentation)}
     usual = (method_class(method).usual_encoder or {}).get("name", "")
     encoder = flat.get("encoder") or usual
@@ -63,11 +82,8 @@ def sort_model(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         elif key == "encoder_width":
             sections["encoder"]["width"] = value
         elif key in ENCODER:
-            name, option, default = ENCODER[key]
-            if name == encoder:
-                sections["encoder"][option] = value
-            elif value != default:
-                raise UsageError(f"{key} is {value} and the encoder is {encoder}: that option is of {name} alone")
+            if not means_nothing(key, value, encoder):
+                sections["encoder"][ENCODER[key][1]] = value
         elif usual and key in encoder_options(encoder):
             sections["encoder"][key] = value
         else:

@@ -6,10 +6,11 @@ from contextlib import suppress
 from typing import Any
 
 from sosn.encoder import encoder_options
+from sosn.encoder.preprocessing import Preprocessing
 from sosn.errors import UsageError
 from sosn.method import method_class, method_options
 from sosn.recipe.library import as_recipe
-from sosn.recipe.old_keys import ALIASES
+from sosn.recipe.old_keys import MOVED, key_of_today, means_nothing
 from sosn.recipe.recipe import Recipe, from_table, known_keys, usual_encoder
 from sosn.recipe.sections import SECTIONS
 from sosn.util.spelling import nearest
@@ -37,7 +38,9 @@ def override(recipe: Recipe | str | os.PathLike[str], assignments: Iterable[str]
         if key in ("title", "seed"):
             table[key] = parse(text)
             continue
-        section, name = _locate(ALIASES.get(key, key), table)
+        if means_nothing(key, parse(text), table["encoder"].get("name", "")):
+            continue
+        section, name = _locate(key_of_today(key), table)
         if section == "data" and name == "name" and text != table["data"]["name"]:  # other options belonged to the old one
             table["data"] = {key: value for key, value in table["data"].items() if key in annotations(SECTIONS["data"])}
         if section == "model" and name == "method" and text != table["model"]["method"]:
@@ -52,7 +55,7 @@ def override(recipe: Recipe | str | os.PathLike[str], assignments: Iterable[str]
 
 def _order(word: str) -> int:
     """Methods first, then encoders: other keys may be theirs."""
-    key = ALIASES.get(key := word.partition("=")[0].strip(), key)
+    key = key_of_today(word.partition("=")[0].strip())
     return 0 if key in ("method", "model.method") else 1 if key == "encoder.name" else 2
 
 
@@ -62,7 +65,8 @@ def _change_method(table: dict[str, Any], name: str) -> None:
     usual = defaults(old)
     kept = {key: value for key, value in table["model"].items() if value != usual.get(key)}
     table["model"] = _fitting(kept, method_options(name))
-    images = {key: value for key, value in table["preprocessing"].items() if value != old.usual_preprocessing.get(key)}
+    usual = defaults(Preprocessing) | dict(old.usual_preprocessing)
+    images = {key: value for key, value in table["preprocessing"].items() if value != usual.get(key)}
     table["preprocessing"] = dict(new.usual_preprocessing) | images
     if old.usual_encoder is None or new.usual_encoder is None:
         table["encoder"] = {}
@@ -100,8 +104,9 @@ def _locate(key: str, table: Mapping[str, Any]) -> tuple[str, str]:
     known = {name: set().union(*known_keys(name, table)) for name in SECTIONS}
     section, dot, name = key.rpartition(".")
     if dot:
-        if section in known and name in known[section]:
-            return section, name
+        for home in (section, *(MOVED if section == "model" else ())):
+            if name in known.get(home, ()):
+                return home, name
     else:
         homes = [home for home, keys in known.items() if name in keys]
         homes = [home for home in homes if home not in LAST] or homes

@@ -14,6 +14,7 @@ from sosn.encoder.preprocessing import Preprocessing
 from sosn.errors import UsageError
 from sosn.method import method_class, method_options
 from sosn.method.test_time import TestTimeAugmentation
+from sosn.power_norm import check_name
 from sosn.recipe.old_keys import sort_model, without_gone
 from sosn.recipe.sections import (
     SECTIONS,
@@ -97,6 +98,8 @@ class Recipe:
             raise UsageError(f"decay_factor is {self.training.decay_factor}; it must lie between 0 and 1")
         if not 0 <= self.training.average < 1:
             raise UsageError(f"average is {self.training.average}; the decay must lie between 0 and 1")
+        if "power_norm" in self.model.options:
+            check_name(self.model.options["power_norm"])
         if self.validation.val_seed == self.validation.report_seed:
             raise UsageError("val_seed and report_seed are the same: weights would be reported on the episodes that chose them")
 

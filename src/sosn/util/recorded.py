@@ -23,7 +23,10 @@ def _recording(init: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(init)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
-        bound = signature.bind(self, *args, **kwargs)
+        try:
+            bound = signature.bind(self, *args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{type(self).__name__}: {error}") from None
         bound.apply_defaults()
         given = dict(list(bound.arguments.items())[1:])
         for name in gathering:

@@ -198,8 +198,8 @@ def test_a_model_carries_the_mean_image_of_its_training_photos(tmp_path: Path) -
     torch.testing.assert_close(result.method.preprocessing.mean_image, turns.mean(0).float())
     loaded = sosn.load(tmp_path / "run")
     assert torch.equal(loaded.preprocessing.mean_image, result.method.preprocessing.mean_image)
-    assert "mean_image" in loaded.config
-    assert loaded.config["std"] is None
+    assert loaded.config["preprocessing"]["mean_image"] is True
+    assert loaded.config["preprocessing"]["std"] is None
     channel = build(override(recipe, ["mean_image=false", "standardise=true"]), bank)
     assert channel.preprocessing.mean.flatten().tolist() == pytest.approx(bank.mean_std()[0])
 

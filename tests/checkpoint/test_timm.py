@@ -10,8 +10,9 @@ from safetensors.torch import save_file
 
 import sosn
 from sosn import FewShotClassifier
+from sosn.checkpoint.timm import open_timm
 from sosn.errors import CheckpointError, UsageError
-from sosn.method import TimmPrototype
+from sosn.method import NearestPrototype
 
 timm = pytest.importorskip("timm")
 BACKBONE = "test_resnet"  # the smallest that timm has
@@ -45,9 +46,9 @@ def test_a_backbone_tells_kinds_of_pictures_apart_and_survives_its_folder(checkp
 
 
 def test_scores_are_cosines_of_sigme_matrices_of_averaged_maps(checkpoint: Path) -> None:
-    method = TimmPrototype.open(BACKBONE, checkpoint, input_size=64)
+    method = open_timm(BACKBONE, checkpoint, input_size=64)
     episode = sosn.Episode(torch.rand(1, 2, 3, 3, 64, 64), torch.rand(1, 4, 3, 64, 64))
-    backbone = method.backbone
+    backbone: Any = method.encoder.backbone
     mean, std = (torch.tensor(backbone.pretrained_cfg[name]).view(3, 1, 1) for name in ("mean", "std"))
 
     def matrix(images: torch.Tensor) -> torch.Tensor:
@@ -65,20 +66,21 @@ def test_scores_are_cosines_of_sigme_matrices_of_averaged_maps(checkpoint: Path)
 
 
 def test_transformers_give_their_patches_without_the_class_token() -> None:
-    method = TimmPrototype("test_vit", input_size=160)
+    method = NearestPrototype(encoder={"name": "timm", "model": "test_vit"}, input_size=160)
     maps = method.encode(torch.rand(2, 3, 160, 160))
-    assert maps.shape == (2, method.backbone.num_features, 100)
+    assert maps.shape == (2, method.encoder.width, 100)
 
 
 def test_a_state_dict_of_torch_s_is_read_and_one_with_code_in_it_is_not(checkpoint: Path, tmp_path: Path) -> None:
     weights = timm.create_model(BACKBONE, pretrained=False).state_dict()
     torch.save({"state_dict": weights}, tmp_path / "plain.pth")
-    method = TimmPrototype.open(BACKBONE, tmp_path / "plain.pth")
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in method.backbone.state_dict().items())
+    method = open_timm(BACKBONE, tmp_path / "plain.pth")
+    loaded = method.encoder.state_dict()
+    assert all(torch.equal(tensor, weights[name.removeprefix("backbone.")]) for name, tensor in loaded.items())
     torch.save({"state_dict": weights, "args": Path("x")}, tmp_path / "code.pth")
     for path in (tmp_path / "code.pth", Path(__file__)):
         with pytest.raises(CheckpointError, match="without running code"):
-            TimmPrototype.open(BACKBONE, path)
+            open_timm(BACKBONE, path)
 
 
 def test_what_makes_no_sense_is_refused(checkpoint: Path) -> None:
@@ -91,7 +93,7 @@ def test_what_makes_no_sense_is_refused(checkpoint: Path) -> None:
     ):
         with pytest.raises(UsageError, match=message):
             FewShotClassifier(**options).fit(photo, ["a"])
-    with pytest.raises(CheckpointError, match="holds no weights of 'resnet10t'"):
+    with pytest.raises(CheckpointError, match="does not hold the weights of 'resnet10t'"):
         FewShotClassifier(encoder="timm:resnet10t", checkpoint=checkpoint).fit(photo, ["a"])
     with pytest.raises(UsageError, match=r"there is no file 'nowhere\.pth'"):
         FewShotClassifier(encoder=f"timm:{BACKBONE}", checkpoint="nowhere.pth").fit(photo, ["a"])

@@ -1,14 +1,15 @@
-"""What do smaller, larger and turned copies of an image bring, whose features count beside its own?
+"""What does test-time augmentation bring: smaller, larger and rotated copies of an image, whose features count beside its own?
 
-    python benchmarks/copies.py mini-imagenet --settings scales=2 turns=2 --sizes 5,1,15,150 --out results/copies.json
+    python benchmarks/test_time.py mini-imagenet --settings scales=2 turns=2 --sizes 5,1,15,150 --out results/test-time.json
 
-A trained model is judged with each setting (of scales, turns and mirror, several with commas: scales=2,turns=1) on the same
+A trained model is evaluated with each setting (of scales, turns and mirror, several with commas: scales=2,turns=1) on the same
 episodes of its validation classes, of a seed that reports nothing; differences are to the model without scales and turns, in
 pairs.
 """
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,20 @@ import torch
 
 import sosn
 from sosn.checkpoint.registry import load_with_recipe
+from sosn.errors import UsageError
 from sosn.evaluation.protocol import compare, evaluate
-from sosn.method import SoSN
-from sosn.recipe.override import override
+from sosn.method.test_time import TestTimeAugmentation
 from sosn.training.setup import open_split
 from sosn.util.device import machine, resolve_device
+from sosn.util.typed import annotations, check_options, parse
 
 SEED = 7
-COPIES = ("mirror", "scales", "turns")  # options that no weight depends on
+
+
+def read_setting(text: str) -> dict[str, Any]:
+    """scales=2,turns=1 as options of TestTimeAugmentation. Refuses others."""
+    pairs = (word.partition("=")[::2] for word in text.split(",") if word)
+    return check_options({key: parse(value) for key, value in pairs}, annotations(TestTimeAugmentation), "--settings")
 
 
 def main() -> None:
@@ -34,22 +41,20 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, required=True)
     wanted = parser.parse_args()
-    for word in ",".join(wanted.settings).split(","):
-        if word.partition("=")[0] not in COPIES:
-            parser.error(f"{word!r} is no setting of copies: give {' or '.join(COPIES)}")
+    try:
+        settings = {text: read_setting(text) for text in ("", *wanted.settings)}
+    except UsageError as error:
+        parser.error(str(error))
     device = resolve_device(wanted.device)
     method, recipe = load_with_recipe(wanted.model)
-    assert isinstance(method, SoSN)
+    method.to(device)
+    plain = replace(method.test_time, scales=0, turns=0)
     bank = open_split(recipe, "val").to(device)
     rows: list[dict[str, Any]] = []
     for way, shot, query, episodes in (map(int, text.split(",")) for text in wanted.sizes):
         base = None
-        for setting in ("", *wanted.settings):
-            words = [word for word in setting.split(",") if word]
-            options = override(recipe, ["scales=0", "turns=0", *words]).model.options
-            changed = SoSN(**method.config | {name: options[name] for name in COPIES})
-            changed.load_state_dict(method.state_dict())
-            found = evaluate(changed.to(device), bank, way, shot, query, episodes, SEED)
+        for setting, options in settings.items():
+            found = evaluate(method, bank, way, shot, query, episodes, SEED, test_time=replace(plain, **options))
             base = base or found
             gain = compare(found, base)
             rows.append({"setting": setting, **found.to_json(), "difference": gain.difference, "ci95_difference": gain.ci95})
