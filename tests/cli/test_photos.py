@@ -129,11 +129,11 @@ def test_of_photos_it_says_what_to_expect_and_what_would_be_stronger() -> None:
     said = expectation(FewShotClassifier().fit(photos, ["a", "b"]))
     card = shipped_models()["mini-imagenet"]
     sizes = {(one["way"], one["shot"]): one["accuracy"] for one in card["calibration"]["sizes"]}
-    assert f"right on {100 * sizes[2, 1]:.1f}% of queries in 2-way 1-shot tasks of mini-imagenet (val classes)" in said
+    assert f"Accuracy on 2-way 1-shot tasks of mini-imagenet (val classes): {100 * sizes[2, 1]:.1f}%" in said
     five = expectation(FewShotClassifier("mini-imagenet").fit(photos * 6, ["a", "b"] * 6))
-    assert f"right on {100 * sizes[2, 5]:.1f}% of queries in 2-way 5-shot" in five
-    assert "model 'mini-imagenet-5shot'" in expectation(FewShotClassifier().fit(photos * 5, ["a", "b"] * 5))
-    assert "model 'mini-imagenet'" in expectation(FewShotClassifier().fit(photos * 5, ["a", *"bb" * 4, "b"]))
+    assert f"2-way 5-shot tasks of mini-imagenet (val classes): {100 * sizes[2, 5]:.1f}%" in five
+    assert "Model 'mini-imagenet-5shot'" in expectation(FewShotClassifier().fit(photos * 5, ["a", "b"] * 5))
+    assert "Model 'mini-imagenet'" in expectation(FewShotClassifier().fit(photos * 5, ["a", *"bb" * 4, "b"]))
     like_its_card = expectation(FewShotClassifier().fit(photos * 3, list("abcdea")))
     assert f"right on {100 * card['accuracy']:.1f}% of queries in 5-way 1-shot tasks of mini-imagenet (val" in like_its_card
     for choice in ("More images", "sosn tune", "timm:NAME"):
@@ -145,7 +145,10 @@ def test_a_single_class_is_no_question(cli: Cli, drawings: Path) -> None:
     one = ["--support", str(drawings / "other"), str(drawings / "query" / "letter 0")]
     code, _, err = cli("classify", *one)
     assert code == 0, err
-    assert "one class of drawings with 4 images. A single class is the answer to anything: add a second class, or use --reject" in err
+    assert (
+        "one class of drawings with 4 images. A single class is the answer to anything: add a second class, or use --reject"
+        in err
+    )
     assert "right on" not in err
     _, out, _ = cli("classify", *one, "--reject", "0.5")
     assert "nearest is letter 3" in out

@@ -25,8 +25,16 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_papers_printed_rows_average_to_what_was_computed_from_them_by_hand() -> None:
     printed = {(label, way): paper for label, way, paper, _ in averages("open-mic-1", [])}
-    assert [round(100 * (printed[model, 5] or 0), 2) for model in ("Relation Net", "SoSN", "SoSN+SigmE")] == [57.31, 69.68, 70.47]
-    assert [round(100 * (printed[model, 20] or 0), 2) for model in ("Relation Net", "SoSN", "SoSN+SigmE")] == [32.73, 46.97, 48.13]
+    assert [round(100 * (printed[model, 5] or 0), 2) for model in ("Relation Net", "SoSN", "SoSN+SigmE")] == [
+        57.31,
+        69.68,
+        70.47,
+    ]
+    assert [round(100 * (printed[model, 20] or 0), 2) for model in ("Relation Net", "SoSN", "SoSN+SigmE")] == [
+        32.73,
+        46.97,
+        48.13,
+    ]
     assert {len(figures) for figures in PUBLISHED["open-mic-1"].values()} == {2 * 12}
     assert {len(figures) for figures in PUBLISHED["open-mic-2"].values()} == {3 * 10}
 

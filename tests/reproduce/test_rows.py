@@ -141,7 +141,17 @@ def test_an_ablation_changes_what_it_is_called_after() -> None:
             table = claims.find("mini-imagenet", mini_imagenet.ablation_id(family, value)).resolve(0).to_table()
             changed = {
                 key
-                for section in ("data", "model", "encoder", "preprocessing", "test_time", "episodes", "augmentation", "training", "validation")
+                for section in (
+                    "data",
+                    "model",
+                    "encoder",
+                    "preprocessing",
+                    "test_time",
+                    "episodes",
+                    "augmentation",
+                    "training",
+                    "validation",
+                )
                 for key in table[section]
                 if table[section][key] != base[section].get(key)
             }

@@ -213,7 +213,11 @@ def run_jobs(jobs: Sequence[Job], wanted: Options, progress: Progress) -> tuple[
             continue
         try:
             entries.append(_run(job, changes(wanted.overrides), wanted.quick, progress))
-        except (TrainingError, TooFewError, MissingSplitError) as error:  # one row that cannot be trained is no reason to leave the others
+        except (
+            TrainingError,
+            TooFewError,
+            MissingSplitError,
+        ) as error:  # one row that cannot be trained is no reason to leave the others
             skipped[job.name] = str(error)
             progress.say(f"{job.row.name}: {error}")
             continue
