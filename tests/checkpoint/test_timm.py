@@ -38,7 +38,7 @@ def test_a_backbone_tells_kinds_of_pictures_apart_and_survives_its_folder(checkp
     photos = _photos(10)
     classifier = FewShotClassifier(encoder=f"timm:{BACKBONE}", checkpoint=checkpoint).fit(photos[:3], ["warm", "cold", "warm"])
     assert classifier.predict(photos[4:]).tolist() == ["warm", "cold"] * 3
-    assert classifier.kind_ == "photos"
+    assert classifier.image_type_ == "photos"
     classifier.save(tmp_path)
     again = FewShotClassifier.load(tmp_path)
     np.testing.assert_array_equal(again.similarities(photos), classifier.similarities(photos))

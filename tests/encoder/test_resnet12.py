@@ -11,13 +11,13 @@ from torch import Tensor
 import sosn
 from sosn.checkpoint.storage import load_method, save_method
 from sosn.classify.onnx import export_onnx
+from sosn.cli.process import check_bf16
 from sosn.encoder import ResNet12, build_encoder
 from sosn.encoder.drop_block import DropBlock
 from sosn.errors import UsageError
 from sosn.kernel import engine
 from sosn.method import METHODS, Method, NearestPrototype, method_class
 from sosn.method.base import batch_norms
-from sosn.util.device import check_bf16
 from tests.method.test_rivals import episode, moved
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -14,6 +14,7 @@ from scipy.special import stdtr
 from torch import Tensor, nn
 
 import sosn
+from sosn.cli.process import check_bf16, try_bf16
 from sosn.data.bank import Bank
 from sosn.data.sampler import EpisodeSampler
 from sosn.encoder.preprocessing import Preprocessing
@@ -26,7 +27,6 @@ from sosn.evaluation.protocol import Evaluation, compare, evaluate, mean_ci95
 from sosn.kernel import engine
 from sosn.method import Method, NearestPixels, SoSN
 from sosn.method.base import Statistics
-from sosn.util.device import check_bf16, try_bf16
 from sosn.util.seeding import generator
 from tests.kernel.engines import agreement, scores
 

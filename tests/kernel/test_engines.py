@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from sosn.bench.contenders import Shape
+from sosn.cli.process import check_bf16
 from sosn.errors import UsageError
-from sosn.util.device import check_bf16
 from tests.kernel.engines import ZERO, astray, gradients
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 import sosn
 from sosn.checkpoint.storage import load_method, save_method
+from sosn.cli.process import check_bf16
 from sosn.data.dataset import open_bank
 from sosn.episode import Episode
 from sosn.errors import UntrainedError, UsageError
 from sosn.method import METHODS, Method, NearestPrototype, method_class
 from sosn.method.base import LossName, Statistics
 from sosn.method.relation_net import RelationModule, RelationNet
-from sosn.util.device import check_bf16
 from tests import reference
 from tests.method import rival_reference as rivals
 from tests.method.test_sosn import draw

@@ -154,6 +154,8 @@ def test_the_best_weights_are_kept_not_the_last(tmp_path: Path) -> None:
         def validation(self, step: int, result: Evaluation, best: bool) -> None:
             seen.append((step, result.accuracy, best))
 
+        def lost(self) -> None: ...
+
     train(tiny("steps=8", "every=1", "learning_rate=0.003"), tmp_path / "run", progress=Watch())
     best = max(seen, key=lambda row: (row[1], -row[0]))
     kept = [row for row in seen if row[2]]

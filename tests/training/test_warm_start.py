@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 import sosn
 from sosn.checkpoint.storage import load_tensors, save_method
-from sosn.checkpoint.training_classes import same_classes, seen_by
+from sosn.checkpoint.training_classes import same_classes, training_classes
 from sosn.errors import CheckpointError, DataError, UsageError
 from sosn.evaluation.model import evaluate_model
 from sosn.recipe.library import load_recipe
@@ -213,7 +213,7 @@ def test_what_was_seen_is_handed_on_from_start_to_start(two_stages: tuple[Path, 
     third = tmp_path / "third"
     train(tiny("steps=2", "every=2", "preprocessing.channels=3", "data.seed=8", f"start={two_stages[1]}"), third)
     trained = [json.loads((run / "run.json").read_text())["data"]["train"]["classes"] for run in (third, *two_stages)]
-    seen = seen_by(str(third))
+    seen = training_classes(str(third))
     assert [one.data.name.partition(":")[0] for one in seen] == ["glyphs", "glyphs", "folder"]
     assert [set(one.classes) for one in seen] == [set(trained[0]), set(trained[2]), set(trained[1])]
 

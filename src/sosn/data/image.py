@@ -129,8 +129,8 @@ def _refuse_single(pictures: np.ndarray[Any, Any] | Tensor) -> None:
     single = len(shape) == 3 and (isinstance(pictures, Tensor) or shape[-1] in CHANNELS)
     if len(shape) < 3 or single:
         raise UsageError(
-            f"images of shape {shape} are not a stack of images: put a single image in a list, or give n×H×W×C arrays, n×H×W grey "
-            "arrays or n×C×H×W tensors"
+            f"images of shape {shape} are not a stack of images: put a single image in a list, or give n×H×W×C arrays, n×H×W "
+            "grey arrays or n×C×H×W tensors"
         )
 
 
