@@ -1,6 +1,7 @@
 """The floor plan holds: what may import what, and how large things may grow. docs/architecture.md explains it."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -84,6 +85,17 @@ def test_no_modules_import_one_another_in_a_circle() -> None:
 def test_the_root_holds_the_ideas_of_the_paper_and_nothing_else() -> None:
     ideas = {"episode", "second_order", "power_norm", "relation", "permutation", "similarity"}
     assert {path.stem for path in PACKAGE.glob("*.py")} == ideas | {"__init__", "__main__", "errors"}
+
+
+def test_the_page_on_architecture_names_every_room_from_above_to_below() -> None:
+    page = (PACKAGE.parent.parent / "docs" / "architecture.md").read_text("utf-8")
+    table = page.split("| room | what it holds |")[1].split("\n\n")[0]
+    cells = [line.split("|")[1] for line in table.splitlines()[2:]]
+    named = [room for cell in cells for room in re.findall(r"`([\w/]+?)/?(?:\.py)?`", cell)]
+    rooms = [room.replace("/", ".") for room in named]
+    levels = [level(room) for room in rooms]
+    assert levels == sorted(levels)
+    assert set(rooms) == set().union(*LEVELS) - {"__main__", "__init__"}
 
 
 def test_every_module_can_be_imported_by_itself() -> None:

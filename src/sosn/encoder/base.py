@@ -34,6 +34,10 @@ class Encoder(Recorded, nn.Module, ABC):
         """Side of the feature map of a square image; 0 or less if the image is too small."""
         return int(probe(self, self.arguments.get("channels", 3), image_side).shape[-1])
 
+    def positions(self, image_side: int) -> int:
+        """Number of positions of the feature map of a square image."""
+        return self.map_side(image_side) ** 2
+
     def table(self) -> dict[str, Any]:
         """The name and options that build it again, as plain values."""
         return {"name": self.name} | {name: value for name, value in self.arguments.items() if name != "channels"}

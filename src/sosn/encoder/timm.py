@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from sosn.encoder.base import Encoder
+from sosn.encoder.base import Encoder, probe
 from sosn.errors import CheckpointError, UsageError
 
 
@@ -30,6 +30,10 @@ class TimmEncoder(Encoder):
             side = math.isqrt(maps.shape[-1])
             maps = maps.unflatten(-1, (side, side) if side**2 == maps.shape[-1] else (-1, 1))
         return maps if maps.shape[1] == self.width else maps.movedim(-1, 1)
+
+    def positions(self, image_side: int) -> int:
+        maps: Tensor = probe(self, self.arguments.get("channels", 3), image_side)
+        return maps.shape[-2] * maps.shape[-1]
 
 
 def create_timm(model: str, pretrained: bool, channels: int = 3) -> Any:

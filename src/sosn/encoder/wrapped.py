@@ -24,6 +24,10 @@ class WrappedEncoder(Encoder):
         maps: Tensor = self.module(images)
         return maps
 
+    def positions(self, image_side: int) -> int:
+        maps: Tensor = probe(self, self.arguments.get("channels", 3), image_side)
+        return maps.shape[-2] * maps.shape[-1]
+
     def table(self) -> dict[str, Any]:
         raise UsageError(
             f"the encoder is a {type(self.module).__name__} that was given as an object, so a file cannot say how to build "

@@ -34,7 +34,7 @@ class EncodedMethod(Method):
         size = self.preprocessing.size
         self.encoder = build_encoder(encoder or self.usual_encoder or "conv4", self.preprocessing.channels, size)
         self.map_side = self.encoder.map_side(size)
-        self.features = self.encoder.width * self.map_side**2  # numbers that describe an image
+        self.features = self.encoder.width * self.encoder.positions(size)  # numbers that describe an image
         self.owns_encoder = not isinstance(encoder, nn.Module)
         if self.owns_encoder and not self.starts_whole:
             initialise(self.encoder)

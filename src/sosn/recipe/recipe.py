@@ -143,7 +143,8 @@ def usual_encoder(method: str, name: str = "", options: Mapping[str, Any] | None
     own = usual.pop("name", "")
     name = name or own
     known = {key: value for key, value in defaults(encoder_class(name)).items() if key != "channels"}
-    return name, known | (usual if name == own else {}) | dict(options or {})
+    usual = {key: value for key, value in usual.items() if key in known}  # another encoder keeps what it has too, as width
+    return name, known | usual | dict(options or {})
 
 
 def from_table(table: Mapping[str, Any], where: str) -> Recipe:
