@@ -14,7 +14,7 @@ import sosn
 from sosn.data.dataset import DATASETS
 from sosn.encoder import ENCODERS
 from sosn.method import METHODS
-from sosn.power_norm import PowerNorm
+from sosn.power_norm import _REGISTERED, PowerNorm
 
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "extend.py"
@@ -24,7 +24,7 @@ SMALL = "steps=2 every=2 recalibrate=1 val_episodes=2 report_episodes=2 query=2 
 @pytest.fixture(scope="module", autouse=True)
 def _extended() -> Iterator[None]:
     """The example imported, as a user's file would be; forgotten afterwards."""
-    registries: tuple[dict[str, Any], ...] = (METHODS, ENCODERS, DATASETS)
+    registries: tuple[dict[str, Any], ...] = (METHODS, ENCODERS, DATASETS, _REGISTERED)
     before = [dict(registry) for registry in registries]
     spec = importlib.util.spec_from_file_location("extend_example", EXAMPLE)
     assert spec is not None
@@ -41,7 +41,7 @@ def _extended() -> Iterator[None]:
 def test_the_page_shows_the_example_and_nothing_else() -> None:
     page = (ROOT / "docs" / "extend.md").read_text("utf-8")
     example = EXAMPLE.read_text("utf-8")
-    shown = re.findall(r"<!-- (\w+) -->\n```python\n(.*?)```\n<!-- /\1 -->", page, re.DOTALL)
+    shown = re.findall(r"<!-- example: (\w+) -->\n```python\n(.*?)```\n<!-- end: \1 -->", page, re.DOTALL)
     assert [name for name, _ in shown] == ["method", "encoder", "power_norm", "dataset"]
     for name, code in shown:
         body = code[code.index("@sosn") :] if name == "method" else code

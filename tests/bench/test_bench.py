@@ -2,7 +2,6 @@
 
 import json
 import os
-import runpy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -377,7 +376,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_is_measur
     assert "cannot write 'bench/bench.part.json'" in err
 
 
-def test_figures_and_pages_do_without_what_had_no_memory() -> None:
+def test_figures_do_without_what_had_no_memory() -> None:
     whole = json.loads((ROOT / "results" / "bench-h200.json").read_text("utf-8"))
     without = whole | {"training": [], "growth": {}}
     rates = {"easyfsl": 7.0}
@@ -386,7 +385,3 @@ def test_figures_and_pages_do_without_what_had_no_memory() -> None:
     empty = alone | {"episodes_per_second": {}, "pairs_per_second": {}, "peak_gib": {}}
     for document in (without, whole | {"training": [empty, alone]}, whole | {"training": [empty]}):
         assert bench_figure(document).get_suptitle() == "sosn bench on NVIDIA H200"
-    page = runpy.run_path(str(ROOT / "tools" / "pages" / "speed.py"))["bench_tables"](
-        "made-up.json", whole | {"training": [empty, alone]}
-    )
-    assert "| 20w1s10q 28² | easyfsl |  | 7 | 7 |  |  |" in page

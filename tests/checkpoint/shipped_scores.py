@@ -18,7 +18,7 @@ from sosn.errors import SosnWarning
 
 FILE = Path(__file__).with_suffix(".safetensors")
 MODELS = ("glyphs", "omniglot", "omniglot-5shot", "mini-imagenet", "mini-imagenet-5shot")
-EPISODES, AT_ONCE, WAY, SHOT = 50, 10, 3, 2
+EPISODES, AT_ONCE, WAY, SHOT = 50, 10, 2, 1
 
 
 def machine() -> str:

@@ -365,12 +365,13 @@ def test_a_process_that_dies_is_told_in_a_sentence(tmp_path: Path) -> None:
 WAITING = """
 import subprocess, sys, time
 from types import SimpleNamespace
+from sosn.cli.process import end_at_once
 from sosn.training import distributed
 
 distributed.LOOK, distributed.GRACE = 0.05, float(sys.argv[1])
 procs = []
 start = lambda: procs.append(subprocess.Popen([sys.executable, "-c", "import sys; sys.exit(1)"]))
-with distributed.launched(SimpleNamespace(launch=start, strategy=SimpleNamespace(launcher=SimpleNamespace(procs=procs)))):
+with distributed.launched(SimpleNamespace(launch=start, strategy=SimpleNamespace(launcher=SimpleNamespace(procs=procs))), lost=lambda: end_at_once("another process of this run has ended")):
     assert not procs  # Fabric's own watch would end this process at once
     time.sleep(2)
 print("through")

@@ -94,23 +94,6 @@ def test_classes_of_all_splits_are_turned_where_that_is_asked_for(tmp_path: Path
     assert turned.names == tuple(f"{name}{angle}" for angle in ("", "@90", "@180", "@270") for name in plain.names)
     name = plain.names[0]
     assert torch.equal(turned.class_images(f"{name}@180"), plain.class_images(name).rot90(2, (-2, -1)))
-    mirrored = sosn.open_bank("omniglot", split, all_rotations=True, reflections=True)
-    assert len(mirrored.names) == (8 if split == "train" else 4) * len(plain.names)
-
-
-def test_reflections_are_training_classes_of_their_own_also_of_turned_ones(tmp_path: Path) -> None:
-    prepare_dataset("omniglot", omniglot_tree(tmp_path / "source"))
-    plain, turned, all_eight = (
-        sosn.open_bank("omniglot", "train", rotations=turns, reflections=mirrors)
-        for turns, mirrors in ((False, False), (True, False), (True, True))
-    )
-    assert all_eight.names[: len(turned.names)] == turned.names
-    assert len(all_eight.names) == 8 * len(plain.names)
-    name = plain.names[0]
-    own = plain.class_images(name)
-    assert torch.equal(all_eight.class_images(f"{name}@mirror"), own.flip(-1))
-    assert torch.equal(all_eight.class_images(f"{name}@90@mirror"), own.rot90(1, (-2, -1)).flip(-1))
-    assert sosn.open_bank("omniglot", "test", reflections=True).names == sosn.open_bank("omniglot", "test").names
 
 
 def test_the_papers_partition_needs_every_character(tmp_path: Path) -> None:
