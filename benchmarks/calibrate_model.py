@@ -40,7 +40,7 @@ def calibrate(model: str, wanted: argparse.Namespace) -> None:
     device = resolve_device(wanted.device)
     bank = open_split(recipe, "val").to(device)
     sizes = (wanted.ways, wanted.shots, wanted.query, wanted.episodes)
-    calibration = measure(method.to(device), bank, "val", recipe.data.name, *sizes, say=lambda line: print(model, line))
+    calibration = measure(method.to(device), bank, "val", recipe.data.name, *sizes, log=lambda line: print(model, line))
     before = calibration_of(model) if wanted.add else None
     if before is not None:
         measured = {(one.way, one.shot): one for one in (*before.sizes, *calibration.sizes)}

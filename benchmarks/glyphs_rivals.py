@@ -77,15 +77,17 @@ def run(row: str, seed: int, overrides: list[str], episodes: int) -> dict[str, R
         method = train(recipe, Path(folder) / "run").method
     seconds = time.monotonic() - began
     bank = open_split(recipe, "test").to(method.device)
-    results = {row: judge(method, recipe, bank, episodes, seconds)}
+    results = {row: evaluate_method(method, recipe, bank, episodes, seconds)}
     if method_name == "sosn":
         for name, options in FROZEN.items():
-            results[name] = judge(NearestPrototype.of(method, **options).to(method.device), recipe, bank, episodes, 0.0)
-        results[PIXELS] = judge(NearestPixels().to(method.device), recipe, bank, episodes, 0.0)
+            results[name] = evaluate_method(
+                NearestPrototype.of(method, **options).to(method.device), recipe, bank, episodes, 0.0
+            )
+        results[PIXELS] = evaluate_method(NearestPixels().to(method.device), recipe, bank, episodes, 0.0)
     return results
 
 
-def judge(method: Method, recipe: Recipe, bank: Bank, episodes: int, seconds: float) -> Result:
+def evaluate_method(method: Method, recipe: Recipe, bank: Bank, episodes: int, seconds: float) -> Result:
     """Accuracy on test episodes, and what else the table says of the method."""
     settings = EvaluationSettings(recipe.val_way, recipe.val_shot, 15, episodes, 0)
     result = evaluate(method, bank, settings.way, settings.shot, settings.query, episodes)

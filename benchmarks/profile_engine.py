@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from sosn.bench.contenders import Shape, Step, judging, training_step
+from sosn.bench.contenders import Shape, Step, evaluation_step, training_step
 from sosn.bench.measure import EPISODES
 from sosn.cli.process import keep_freed_memory
 from sosn.training.run import circumstances
@@ -34,10 +34,10 @@ def contenders(device: torch.device) -> dict[str, Callable[[], Step]]:
         f"training, {episodes} episode{'s' * (episodes > 1)} a step, engine": lambda: training_step(
             SHAPE, episodes, device, half, "auto"
         ),
-        "evaluation with encoding, plain": lambda: judging(SHAPE, device, "plain", False),
-        "evaluation with encoding, engine": lambda: judging(SHAPE, device, "auto", False),
-        "evaluation, features known, plain": lambda: judging(SHAPE, device, "plain", True),
-        "evaluation, features known, engine": lambda: judging(SHAPE, device, "auto", True),
+        "evaluation with encoding, plain": lambda: evaluation_step(SHAPE, device, "plain", False),
+        "evaluation with encoding, engine": lambda: evaluation_step(SHAPE, device, "auto", False),
+        "evaluation, features known, plain": lambda: evaluation_step(SHAPE, device, "plain", True),
+        "evaluation, features known, engine": lambda: evaluation_step(SHAPE, device, "auto", True),
     }
 
 

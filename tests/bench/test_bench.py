@@ -49,13 +49,13 @@ def test_contenders_train_the_same_model_on_the_same_images() -> None:
         (lambda: contenders.training_step(SMALL, 1, CPU, False, "plain"), False),
         (lambda: contenders.training_step(SMALL, 1, CPU, False, "auto"), True),
         (lambda: contenders.whole_step(SMALL, 1, CPU, False), True),
-        (lambda: contenders.judging(SMALL, CPU, "plain", False), False),
-        (lambda: contenders.judging(SMALL, CPU, "auto", False), True),
+        (lambda: contenders.evaluation_step(SMALL, CPU, "plain", False), False),
+        (lambda: contenders.evaluation_step(SMALL, CPU, "auto", False), True),
         (lambda: contenders.whole_evaluation(SMALL, CPU, "plain", 2), False),
         (lambda: contenders.whole_evaluation(SMALL, CPU, "auto", 2), True),
         (lambda: contenders.easyfsl_step(SMALL, CPU), False),
-        (lambda: contenders.easyfsl_judging(SMALL, CPU, False), False),
-        (lambda: contenders.easyfsl_judging(SMALL, CPU, True), False),
+        (lambda: contenders.easyfsl_evaluation(SMALL, CPU, False), False),
+        (lambda: contenders.easyfsl_evaluation(SMALL, CPU, True), False),
     ],
     ids="loop plain engine train judge judge-engine whole whole-engine easyfsl easyfsl-judge easyfsl-known".split(),
 )
@@ -77,9 +77,9 @@ def test_only_the_engine_runs_on_the_engine(
 
 
 def test_known_feature_maps_are_not_encoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = [contenders.judging(SMALL, CPU, "auto", True)]
+    steps = [contenders.evaluation_step(SMALL, CPU, "auto", True)]
     if contenders.has_easyfsl():
-        steps.append(contenders.easyfsl_judging(SMALL, CPU, True))
+        steps.append(contenders.easyfsl_evaluation(SMALL, CPU, True))
     monkeypatch.setattr(Conv4, "forward", lambda *_: pytest.fail("encoded"))
     for step in steps:
         step()
@@ -177,7 +177,7 @@ def test_easyfsl_trains_in_training_mode_and_judges_in_evaluation_mode(monkeypat
 
     monkeypatch.setattr(contenders, "easyfsl_model", watched)
     contenders.easyfsl_step(SMALL, CPU)()
-    contenders.easyfsl_judging(SMALL, CPU, False)()
+    contenders.easyfsl_evaluation(SMALL, CPU, False)()
     assert [{module.training for module in one.modules()} for one in made] == [{True}, {False}]
 
 
@@ -208,7 +208,7 @@ def test_a_contender_without_memory_is_left_out(monkeypatch: pytest.MonkeyPatch)
 def test_a_whole_evaluation_is_told_by_the_episode(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     monkeypatch.setattr(measure, "has_easyfsl", lambda: False)
-    monkeypatch.setattr(measure, "judging", lambda *given: clock.contender("one", 0.5 if given[2] == "auto" else 1.0)())
+    monkeypatch.setattr(measure, "evaluation_step", lambda *given: clock.contender("one", 0.5 if given[2] == "auto" else 1.0)())
     monkeypatch.setattr(measure, "whole_evaluation", lambda *given: clock.contender("all", given[3] * 0.25)())
     told = measure._evaluation(Shape(5, 1, 15, 84), CPU, False)
     assert told["episodes"] == 20
@@ -325,14 +325,14 @@ def test_an_interrupted_benchmark_has_kept_what_it_measured(cli: Cli, monkeypatc
     assert not kept["evaluation"]
     assert (tmp_path / "bench" / "bench.json").read_text() == "of an earlier run"
     assert "s  2 of 6: evaluation, 5w1s1q 28²" in err
-    assert "what was measured is in bench/bench.part.json" in err
+    assert "the measurements so far are in bench/bench.part.json" in err
 
 
 def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sosn.bench.run_bench", lambda *_: pytest.fail("measured"))
     code, _, err = cli("bench", "--quick", "--out", f"{__file__}/results")
     assert code == 2
-    assert "cannot make the folder" in err
+    assert "cannot create the folder" in err
     assert "choose another --out" in err
 
 

@@ -141,8 +141,8 @@ def changed(folder: Path, name: str, **changes: Tensor | None) -> None:
         ("encoder", {"layer3__0__weight": None}, "is not a feature encoder of the release: it lacks 'layer3.0.weight'"),
         ("relation", {"fc2__bias": None}, "is not a relation network of the release: it lacks 'fc2.bias'"),
         ("relation", {"fc1__weight": torch.zeros(8, 100)}, "has 100 inputs to fc1; with 64 filters the release has 64"),
-        ("relation", {"fc1__weight": torch.zeros(9, 64)}, r"fc1.weight of shape \(9, 64\); Relation Net's is \(8, 64\)"),
-        ("encoder", {"layer1__0__weight": torch.zeros(64, 2, 3, 3)}, "takes images of 2 channels; the release has 1 or 3"),
+        ("relation", {"fc1__weight": torch.zeros(9, 64)}, r"fc1.weight of shape \(9, 64\); Relation Net needs \(8, 64\)"),
+        ("encoder", {"layer1__0__weight": torch.zeros(64, 2, 3, 3)}, "takes images with 2 channels; the release has 1 or 3"),
         ("encoder", {"layer2__0__weight": torch.zeros(64, 64, 5, 5)}, "layer2.0.weight of shape"),
     ],
 )
@@ -179,7 +179,7 @@ def test_nothing_in_a_file_is_ever_run(tmp_path: Path) -> None:
     for content in (None, pickle.dumps(Harm(tmp_path / "harm"), protocol=2), b"", b"no pickle at all"):
         if content is not None:
             (tmp_path / "encoder.pkl").write_bytes(content)
-        with pytest.raises(CheckpointError, match="is no PyTorch state dict that can be read without running code"):
+        with pytest.raises(CheckpointError, match="is not a PyTorch state dict, or reading it would run code"):
             import_relation_net(tmp_path / "encoder.pkl", tmp_path / "relation.pkl")
     assert not (tmp_path / "harm").exists()
     torch.save([torch.zeros(2)], tmp_path / "encoder.pkl")
@@ -221,7 +221,7 @@ def test_a_frozen_encoder_remembers_what_its_weights_have_seen(cli: Cli, tmp_pat
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     release(tmp_path, 1)
     method, recipe = import_relation_net(tmp_path / "encoder.pkl", tmp_path / "relation.pkl")
-    with pytest.raises(sosn.SosnError, match="cannot make the folder"):
+    with pytest.raises(sosn.SosnError, match="cannot create the folder"):
         write_model(tmp_path / "encoder.pkl" / "inside", method, recipe.to_table())
 
 

@@ -205,13 +205,13 @@ def test_weights_that_do_not_fit_the_settings_beside_them_are_refused(tmp_path: 
 def test_a_file_cut_short_is_refused_as_damaged(saved: Path, share: float) -> None:
     content = saved.read_bytes()
     saved.write_bytes(content[: int(share * len(content))])
-    assert "is damaged or not a file of sosn's" in refusal(saved)
+    assert "is damaged or was not written by sosn" in refusal(saved)
 
 
 @pytest.mark.parametrize("content", [b"no weights at all, only words", b"\xff" * 100, (2).to_bytes(8, "little") + b"{}"])
 def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "other.safetensors").write_bytes(content)
-    assert "is damaged or not a file of sosn's" in refusal(tmp_path / "other.safetensors")
+    assert "is damaged or was not written by sosn" in refusal(tmp_path / "other.safetensors")
 
 
 def test_a_header_with_a_spoilt_byte_is_refused_as_damaged(saved: Path) -> None:
@@ -227,12 +227,12 @@ def test_a_missing_file_is_refused_by_path(tmp_path: Path) -> None:
 
 def test_a_file_that_holds_no_method_is_refused(tmp_path: Path) -> None:
     save_tensors(tmp_path / "state.safetensors", {"step": torch.tensor(3)}, {"step": 3})
-    assert "holds no method" in refusal(tmp_path / "state.safetensors")
+    assert "is a checkpoint for resuming a run, not a model" in refusal(tmp_path / "state.safetensors")
 
 
 def test_a_run_folder_without_weights_is_refused_saying_what_it_lacks(tmp_path: Path) -> None:
     (tmp_path / RECIPE_FILE).write_text("")
-    with pytest.raises(CheckpointError, match=f"holds no {WEIGHTS_FILE}"):
+    with pytest.raises(CheckpointError, match=f"has no {WEIGHTS_FILE}"):
         model_path(str(tmp_path))
 
 

@@ -88,7 +88,7 @@ def test_what_makes_no_sense_is_refused(checkpoint: Path) -> None:
     for options, message in (
         ({"encoder": "resnet18"}, "write timm:NAME"),
         ({"encoder": "timm:resnett18"}, "timm has no model"),
-        ({"encoder": f"timm:{BACKBONE}", "model": "glyphs"}, "give one of them"),
+        ({"encoder": f"timm:{BACKBONE}", "model": "glyphs"}, "give only one of them"),
         ({"checkpoint": checkpoint}, "name the network"),
     ):
         with pytest.raises(UsageError, match=message):

@@ -20,7 +20,7 @@ from sosn.method import PrototypicalNet
 from tests.classify.test_image_type import from_archive
 
 WAY = 5
-SWITCH = r"polarity='as_is' \(--polarity as_is\) leaves images as they are"
+SWITCH = r"polarity='as_is' \(--polarity as_is\) turns this off"
 
 
 @pytest.fixture(scope="module")

@@ -135,7 +135,7 @@ def test_a_failed_partial_fit_changes_nothing(bank: Bank, drawings: list[np.ndar
     before = classifier.similarities(queries)
     with pytest.raises(DataError, match="cannot be read"):
         classifier.partial_fit([support[0], "/nowhere.png"], [9, 9])
-    with pytest.raises(UsageError, match="those before were int"):
+    with pytest.raises(UsageError, match="earlier labels were int"):
         classifier.partial_fit(support[:1], ["word"])
     np.testing.assert_array_equal(classifier.similarities(queries), before)
 
@@ -224,8 +224,8 @@ def test_a_method_that_needs_equal_shots_says_so(drawings: list[np.ndarray]) -> 
     [
         ([np.zeros((8, 8), np.uint8)], None, "labels are missing"),
         ([np.zeros((8, 8), np.uint8)], ["a", "b"], "1 images and labels of shape"),
-        ([np.zeros((8, 8), np.uint8)], [0.5], "words or whole numbers"),
-        ([np.zeros((8, 8), np.uint8)], [None], "words or whole numbers"),
+        ([np.zeros((8, 8), np.uint8)], [0.5], "they must be strings or integers"),
+        ([np.zeros((8, 8), np.uint8)], [None], "they must be strings or integers"),
         (np.zeros((8, 8, 3), np.uint8), [1] * 8, "put a single image in a list"),
         (torch.zeros(3, 8, 8), [1, 2, 3], "put a single image in a list"),
         (np.zeros((5, 64)), [1] * 5, "not a stack of images"),
@@ -335,7 +335,7 @@ def test_saving_never_takes_the_place_of_another_model(drawings: list[np.ndarray
     (run / "model.safetensors").write_bytes(b"weights of a run")
     photo.write_bytes(b"a photo")
     for place in (run, photo):
-        with pytest.raises(UsageError, match="holds a model that is not a saved classifier"):
+        with pytest.raises(UsageError, match="contains a model that is not a saved classifier"):
             classifier.save(place)
     assert (run / "model.safetensors").read_bytes() == b"weights of a run"
     assert photo.read_bytes() == b"a photo"

@@ -121,9 +121,9 @@ def test_what_is_beside_the_graphs_says_how_to_use_them(exported: Path) -> None:
 def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UntrainedError):
         export_onnx(sosn.SoSN(channels=1, input_size=28), tmp_path, "own")
-    with pytest.raises(UsageError, match="this 'sosn' cannot be exported: give a SoSN with relation average"):
+    with pytest.raises(UsageError, match="this 'sosn' model cannot be exported: use SoSN with relation average"):
         export_onnx(sosn.SoSN(channels=1, input_size=28, relation="full"), tmp_path, "own")
-    with pytest.raises(UsageError, match="this 'prototypical' cannot be exported"):
+    with pytest.raises(UsageError, match="this 'prototypical' model cannot be exported"):
         export_onnx(PrototypicalNet(channels=1, input_size=28), tmp_path, "own")
     assert list(tmp_path.iterdir()) == []
 

@@ -122,7 +122,7 @@ def test_classes_that_a_model_was_tuned_to_are_not_evaluated_as_new(
     words = "way=2 query=1 episodes=2 device=cpu size=28 channels=1 split=test".split()
     few = [*words, *([] if inside else ["val_share=0", "test_share=0.9"])]
     tree = f"data=folder:{tmp_path / 'photos'}"
-    with pytest.raises(DataError, match=r"classes of test, such as '\w+', are classes that 'tuned' was trained on, or tuned"):
+    with pytest.raises(DataError, match=r"test classes, such as '\w+', are training or tuning classes of 'tuned'"):
         evaluate_model("tuned", [tree, *few])
     evaluate_model("glyphs", [tree, *few])  # which has not seen them
     evaluate_model("tuned", [f"data=folder:{tmp_path / 'others'}", *words, "val_share=0", "test_share=0.9"])

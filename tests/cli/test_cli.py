@@ -349,7 +349,7 @@ def test_memory_that_does_not_suffice_is_told_in_a_sentence(
     if told:
         code, _, err = cli("bench", "--quick")
         assert code == 1
-        assert err.startswith("error: there is not enough memory: lower episodes_per_step")
+        assert err.startswith("error: not enough memory: lower episodes_per_step")
     else:
         with pytest.raises(RuntimeError, match="something else"):
             cli("bench", "--quick")
@@ -384,4 +384,4 @@ def test_a_model_that_cannot_tell_classes_apart_says_so(cli: Cli, tmp_path: Path
     code, out, err = cli("eval", "glyphs", *words, "--json")
     assert code == 0, err
     assert json.loads(out)["ties"] == 1
-    assert "note: 100% of the queries have the same highest score for several classes" in err
+    assert "note: for 100% of the queries, several classes share the highest score" in err

@@ -146,7 +146,7 @@ def test_a_single_class_is_no_question(cli: Cli, drawings: Path) -> None:
     code, _, err = cli("classify", *one)
     assert code == 0, err
     assert (
-        "one class of drawings with 4 images. A single class is the answer to anything: add a second class, or use --reject"
+        "one class of drawings with 4 images. With a single class, every image gets that class: add a second class, or use --reject"
         in err
     )
     assert "right on" not in err

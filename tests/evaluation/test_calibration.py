@@ -24,7 +24,7 @@ from sosn.evaluation.calibration import (
     calibration_of,
     fit_confidence,
     fit_temperature,
-    judge,
+    evaluate_confidence,
     measure,
     probabilities,
     read_calibration,
@@ -81,7 +81,7 @@ def test_a_threshold_refuses_its_share_of_known_queries_and_no_more() -> None:
         share = float((top < threshold).double().mean())
         assert percent / 100 - 0.01 < share < percent / 100
     other, other_labels = (part.unflatten(0, (40, 25)) for part in _sampled(2.0, 1_000))
-    figures = judge(fitted, other, other_labels, unknown)
+    figures = evaluate_confidence(fitted, other, other_labels, unknown)
     assert (figures.episodes, figures.queries) == (40, 1_000)
     assert figures.refused == pytest.approx(float((other.amax(-1) < fitted.thresholds[4]).double().mean()), abs=1e-4)
     assert figures.detected == pytest.approx(float((unknown.amax(-1) < fitted.thresholds[4]).double().mean()), abs=1e-4)
@@ -215,7 +215,7 @@ def test_measuring_says_how_many_episodes_it_used_and_leaves_out_what_the_bank_h
     bank = sosn.open_bank("glyphs", "val", alphabets=10, characters=4, drawings=4)
     bank = bank.subset(bank.names[:4])
     said: list[str] = []
-    found = measure(sosn.load("glyphs"), bank, "val", "glyphs", (2, 3, 4), (1, 3), query=2, episodes=6, say=said.append)
+    found = measure(sosn.load("glyphs"), bank, "val", "glyphs", (2, 3, 4), (1, 3), query=2, episodes=6, log=said.append)
     assert [(one.way, one.shot, one.episodes, one.queries) for one in found.sizes] == [(2, 1, 15, 60), (3, 1, 10, 60)]
     assert said[0].startswith("2-way 1-shot, 15 episodes")
     assert found == measure(sosn.load("glyphs"), bank, "val", "glyphs", (2, 3), (1,), query=2, episodes=6)

@@ -452,7 +452,7 @@ def test_the_engine_answers_as_the_plain_layers_do() -> None:
 
 @pytest.mark.parametrize(
     ("code", "ratio", "refused"),
-    [(-4, "", "do not work"), (0, "", "do not come to an end"), (0, "0.5\n", ""), (0, "2.5\n", "")],
+    [(-4, "", "do not work"), (0, "", "do not finish"), (0, "0.5\n", ""), (0, "2.5\n", "")],
 )
 def test_half_precision_is_tried_by_a_child_and_told_where_it_does_not_pay(
     monkeypatch: pytest.MonkeyPatch, code: int, ratio: str, refused: str
@@ -478,7 +478,7 @@ def test_half_precision_is_tried_by_a_child_and_told_where_it_does_not_pay(
                     check_bf16()
     finally:
         try_bf16.cache_clear()
-    expected = ["bf16 convolutions take 2.5 times as long as others on this CPU: precision=fp32 is faster"] * 2
+    expected = ["bf16 convolutions take 2.5 times as long as fp32 ones on this CPU: precision=fp32 is faster"] * 2
     assert [str(one.message) for one in told] == (expected if ratio == "2.5\n" else [])
     assert len(tries) == 1
 

@@ -670,7 +670,7 @@ def test_words_that_mean_nothing_are_refused() -> None:
         ("omniglot --list --rows sigme-vinyals", "no id fits 'sigme-vinyals'"),
         ("claims --list --rows sigmoid", "no id fits 'sigmoid'"),
         ("open-mic-1 --rows p1", "no id fits 'p1'"),
-        ("omniglot eta=5 --list", "--list runs nothing: leave out everything but --rows and --json"),
+        ("omniglot eta=5 --list", "--list runs nothing: use it only with --rows and --json"),
         ("omniglot --list --jobs 0", "--list runs nothing"),
         ("omniglot --seeds 0 --seeds -1", "seeds are 0"),
     ):

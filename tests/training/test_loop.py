@@ -358,7 +358,7 @@ def test_a_refused_start_leaves_the_folder_free(tmp_path: Path) -> None:
 def test_a_run_is_not_resumed_under_options_its_first_command_left_alone(tmp_path: Path) -> None:
     train(tiny("steps=2", "every=2"), tmp_path / "run")
     for word in ("model.shift=0.5", "data.seed=9", "softness=7", "flip=true"):
-        with pytest.raises(UsageError, match="resume it with its own recipe"):
+        with pytest.raises(UsageError, match="resume it with the same recipe"):
             train(tiny("steps=2", "every=2", word), tmp_path / "run", resume=True)
     assert load_recipe(str(tmp_path / "run")).model.options["permutations"] == 1  # defaults are written down
 
@@ -419,7 +419,7 @@ def test_weights_that_are_not_finite_never_become_the_model(trainer: Trainer) ->
     with torch.no_grad():
         next(trainer.method.parameters()).fill_(torch.nan)
     with pytest.raises(TrainingError, match="not finite"):
-        trainer.judge()
+        trainer.validate()
     assert not trainer.run.weights.exists()
 
 
@@ -534,7 +534,7 @@ def test_a_run_is_not_resumed_on_other_images(tmp_path: Path) -> None:
     train(recipe, tmp_path / "run")
     for image in (tmp_path / "photos").glob("*/1.png"):
         image.unlink()
-    with pytest.raises(DataError, match="train images are not those"):
+    with pytest.raises(DataError, match="train images have changed since"):
         train(recipe, tmp_path / "run", resume=True)
 
 
@@ -545,7 +545,7 @@ def test_classes_that_were_trained_on_are_not_evaluated_as_new(tmp_path: Path) -
     trained = json.loads((tmp_path / "run" / "run.json").read_text())["data"]["train"]["classes"]
     for label in {path.name for path in (tmp_path / "photos").iterdir()} - set(trained):
         shutil.rmtree(tmp_path / "photos" / label)  # some of those that are left become val and test
-    with pytest.raises(DataError, match="was trained on"):
+    with pytest.raises(DataError, match="training or tuning classes of"):
         evaluate_model(str(tmp_path / "run"), ["split=val", "way=2", "device=cpu"])
 
 
@@ -558,10 +558,10 @@ def test_a_folder_is_found_again_from_another_place(tmp_path: Path, monkeypatch:
 
 def test_other_options_do_not_bring_trained_classes_into_a_test(tmp_path: Path) -> None:
     train(folder_recipe(photos(tmp_path / "photos", 20)), tmp_path / "run")
-    with pytest.raises(DataError, match="was trained on"):
+    with pytest.raises(DataError, match="training or tuning classes of"):
         evaluate_model(str(tmp_path / "run"), ["data.split_seed=1", "split=test", "way=2", "device=cpu"])
     few = ("data.characters=6", "data.drawings=8", "way=2", "query=2", "episodes=2", "device=cpu")
-    with pytest.raises(DataError, match="'glyphs' was trained on"):
+    with pytest.raises(DataError, match="training or tuning classes of 'glyphs'"):
         evaluate_model("glyphs", ["split=test", "data.alphabets=20", *few])
     assert evaluate_model("glyphs", ["split=test", "data.alphabets=20", "data.seed=5", *few])[0].episodes == 2
 
@@ -579,11 +579,11 @@ def test_validation_and_report_have_episodes_of_their_own_and_the_engine_of_the_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sosn.training import loop
-    from sosn.training import trainer as judging
+    from sosn.training import trainer as validating
 
     seeds: list[tuple[str, int]] = []
     engines: set[bool] = set()
-    for name, module in (("selection", judging), ("report", loop)):
+    for name, module in (("selection", validating), ("report", loop)):
         known = module.evaluate
 
         def watched(*sizes: object, name: str = name, known: Any = known, **others: object) -> Evaluation:

@@ -178,7 +178,7 @@ def easyfsl_step(shape: Shape, device: torch.device) -> Step:
     return _plainly(step)
 
 
-def judging(shape: Shape, device: torch.device, name: Engine, encoded: bool) -> Step:
+def evaluation_step(shape: Shape, device: torch.device, name: Engine, encoded: bool) -> Step:
     """Scores of one episode; encoded: from feature maps that are known already."""
     model, episode = shape.model(device).eval(), shape.episode(1, device)
     with torch.inference_mode(), engine(name):
@@ -206,7 +206,7 @@ def whole_evaluation(shape: Shape, device: torch.device, name: Engine, episodes:
     return run
 
 
-def easyfsl_judging(shape: Shape, device: torch.device, encoded: bool) -> Step:
+def easyfsl_evaluation(shape: Shape, device: torch.device, encoded: bool) -> Step:
     """Scores of one episode by easyfsl's Relation Networks; encoded: from feature maps that are known already."""
     model, episode = easyfsl_model(shape, device, backbone=not encoded), shape.episode(1, device)
     model.eval()

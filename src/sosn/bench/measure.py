@@ -17,10 +17,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from sosn.bench.contenders import (
     Shape,
     Step,
-    easyfsl_judging,
+    easyfsl_evaluation,
     easyfsl_step,
     has_easyfsl,
-    judging,
+    evaluation_step,
     loop_step,
     training_step,
     whole_evaluation,
@@ -157,10 +157,10 @@ def _evaluation(shape: Shape, device: torch.device, quick: bool) -> dict[str, An
     makers: dict[str, Callable[[], Step]] = {}
     episodes = 2 if quick else max(2, min(EVALUATED[device.type], EVALUATED_PAIRS // shape.pairs))
     for known, label in ((False, "with encoding"), (True, "features known")):
-        makers[f"plain, {label}"] = partial(judging, shape, device, "plain", known)
-        makers[f"engine, {label}"] = partial(judging, shape, device, "auto", known)
+        makers[f"plain, {label}"] = partial(evaluation_step, shape, device, "plain", known)
+        makers[f"engine, {label}"] = partial(evaluation_step, shape, device, "auto", known)
         if has_easyfsl():
-            makers[f"easyfsl, {label}"] = partial(easyfsl_judging, shape, device, known)
+            makers[f"easyfsl, {label}"] = partial(easyfsl_evaluation, shape, device, known)
     whole: dict[str, Callable[[], Step]] = {
         "plain, whole evaluation": partial(whole_evaluation, shape, device, "plain", episodes),
         "engine, whole evaluation": partial(whole_evaluation, shape, device, "auto", episodes),
