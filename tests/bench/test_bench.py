@@ -236,7 +236,7 @@ def test_what_was_measured_is_handed_out_after_every_shape(monkeypatch: pytest.M
     run_bench("cpu", False, told.append, keep)
     assert "several minutes" in told[0]
     assert told[1].endswith(" s  1 of 10: training, 5w1s15q 84²")
-    assert told[2].endswith("left out, there may not be memory enough: loop")
+    assert told[2].endswith("skipped, because memory may not suffice: loop")
     assert told[-1].endswith("10 of 10: growth with permutations")
     assert sizes == [(1, 0, 0), (2, 0, 0), (3, 0, 0), (4, 0, 0), (5, 0, 0), *((5, 1, grown) for grown in range(5))]
 

@@ -145,10 +145,7 @@ def test_a_single_class_is_no_question(cli: Cli, drawings: Path) -> None:
     one = ["--support", str(drawings / "other"), str(drawings / "query" / "letter 0")]
     code, _, err = cli("classify", *one)
     assert code == 0, err
-    assert (
-        "one class of drawings with 4 images. With a single class, every image gets that class: add a second class, or use --reject"
-        in err
-    )
+    assert "one class of drawings with 4 images. With a single class, every image gets that class: add a second class" in err
     assert "right on" not in err
     _, out, _ = cli("classify", *one, "--reject", "0.5")
     assert "nearest is letter 3" in out

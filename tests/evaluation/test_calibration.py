@@ -22,9 +22,9 @@ from sosn.evaluation.calibration import (
     auroc,
     calibration_error,
     calibration_of,
+    evaluate_confidence,
     fit_confidence,
     fit_temperature,
-    evaluate_confidence,
     measure,
     probabilities,
     read_calibration,
@@ -160,10 +160,10 @@ def test_what_is_promised_is_of_no_fewer_classes_and_no_more_shots() -> None:
     for (way, shot), expected in {
         (1, 1): (2, 1), (2, 5): (2, 5), (3, 4): (5, 1), (5, 9): (5, 5), (6, 1): (20, 1), (300, 100): (20, 5)
     }.items():  # fmt: skip
-        found = calibration.promised(way, shot)
+        found = calibration.expected(way, shot)
         assert found is not None
         assert (found.way, found.shot) == expected
-    assert Calibration("glyphs", "val", (_confidence(1, 5),)).promised(3, 5) is None
+    assert Calibration("glyphs", "val", (_confidence(1, 5),)).expected(3, 5) is None
 
 
 def test_with_fewer_classes_than_were_measured_the_temperature_is_that_of_the_fewest_and_not_of_one() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sosn.reproduce.ledger import Entry, as_it_is_now, read_ledger, same_recipe
+from sosn.reproduce.ledger import Entry, current_entries, read_ledger, same_recipe
 from sosn.reproduce.row import Row
 from sosn.reproduce.table import TABLES
 
@@ -34,7 +34,7 @@ def test_every_entry_belongs_to_a_row_and_counts_for_it(entries: list[Entry]) ->
     found = Counter((entry["table"], entry["row"]) for entry in entries)
     assert found.keys() <= ROWS.keys()
     for name, count in found.items():
-        assert len(as_it_is_now(entries, ROWS[name])) == count
+        assert len(current_entries(entries, ROWS[name])) == count
 
 
 @pytest.mark.parametrize(

@@ -263,7 +263,7 @@ def test_what_a_row_decides_cannot_be_overridden() -> None:
 # Running
 
 
-def test_rows_side_by_side_are_those_one_by_one(tmp_path: Path) -> None:
+def test_rows_run_in_parallel_equal_those_run_one_by_one(tmp_path: Path) -> None:
     row, source, listener = "prototypical-vinyals-5w1s", characters(tmp_path / "source"), Listener()
     wanted = Options([row], (0, 1), CPU, quick=True, data=source)
     one_by_one = reproduce_rows("omniglot", tmp_path / "alone", replace(wanted, estimate=False), listener)
@@ -275,7 +275,10 @@ def test_rows_side_by_side_are_those_one_by_one(tmp_path: Path) -> None:
         assert ours["figures"] == theirs["figures"]
         assert ours["recipe"] == theirs["recipe"]
     assert re.fullmatch(r"2 of 2 trainings to run: about .* on this machine, one after another", listener.said[-4])
-    assert listener.said[-3] == f"2 at a time; what each says goes to TABLE/ROW-seedN.log in {str(tmp_path / 'together')!r}"
+    assert (
+        listener.said[-3]
+        == f"running 2 at a time; the output of each is in TABLE/ROW-seedN.log in {str(tmp_path / 'together')!r}"
+    )
     assert f"omniglot/{row}, seed 1: done in" in " ".join(listener.said)
     assert "step 4/4" in (tmp_path / "together" / "omniglot" / f"{row}-seed0.log").read_text("utf-8")
     listener.said.clear()
@@ -283,7 +286,7 @@ def test_rows_side_by_side_are_those_one_by_one(tmp_path: Path) -> None:
     assert listener.said == []  # what is finished is read
 
 
-def test_rows_that_diverge_side_by_side_are_told_and_not_tried_again(tmp_path: Path) -> None:
+def test_rows_that_diverge_in_parallel_are_reported_and_not_tried_again(tmp_path: Path) -> None:
     row, source, listener = "prototypical-vinyals-5w1s", characters(tmp_path / "source"), Listener()
     wanted = Options([row], (0, 1), [*CPU, "learning_rate=1e30"], quick=True, data=source, jobs=2, estimate=False)
     result = reproduce_rows("omniglot", tmp_path / "runs", wanted, listener)
@@ -305,9 +308,9 @@ def test_tasks_wait_for_first_stages_and_take_all_that_was_asked_for_along(
         return {task.name: Failure("no", task is tasks[0]) for task in tasks}
 
     monkeypatch.setattr(planned, "prepare_missing", lambda *_: True)
-    monkeypatch.setattr(planned, "side_by_side", fail)
+    monkeypatch.setattr(planned, "run_parallel", fail)
     wanted = Options(["best-5w*"], (0, 1), CPU, ledger=tmp_path / "ledger", jobs=2, estimate=False)
-    with pytest.raises(SosnError, match="1 of 6 trainings broke off, such as mini-imagenet/best-pretrain, seed 0: no; the"):
+    with pytest.raises(SosnError, match="1 of 6 trainings failed, such as mini-imagenet/best-pretrain, seed 0: no; the"):
         reproduce_rows("mini-imagenet", tmp_path / "runs", wanted)
     names = {task.name for task in asked}
     assert len(names) == 6
@@ -445,7 +448,7 @@ def test_rows_without_images_are_skipped_and_all_of_them_are_an_error(tmp_path: 
 def test_the_ledger_takes_rows_as_they_are_planned_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for more in (Options(quick=True, ledger=tmp_path), Options(overrides=["steps=2"], ledger=tmp_path)):
         with pytest.raises(
-            UsageError, match=r"--ledger keeps rows as they are planned: leave out --ledger, or leave out (--quick|steps=2)"
+            UsageError, match=r"--ledger takes only unchanged rows: remove --ledger, or remove (--quick|steps=2)"
         ):
             reproduce_rows("omniglot", tmp_path / "runs", more)
     tiny = (
@@ -464,7 +467,7 @@ def test_the_ledger_takes_rows_as_they_are_planned_alone(tmp_path: Path, monkeyp
     write_entry(file, before)
     listener = Listener()
     reproduce_rows("omniglot", tmp_path / "runs", replace(wanted, seeds=(0, 2)), listener)
-    assert "seed0.json' is of another training and stays; move it away" in listener.said[-1]
+    assert "seed0.json' comes from another training and was kept: move it away" in listener.said[-1]
     assert read_ledger(tmp_path / "ledger") == [before, result.entries[1]]
     del before["weights"], before["validation"]  # of an earlier version, and of the same training by all that it tells
     write_entry(file, before)
@@ -501,15 +504,15 @@ def test_a_bank_that_is_damaged_is_no_missing_split(tmp_path: Path, monkeypatch:
 
 
 def test_trainings_whose_steps_take_longer_are_timed_by_themselves() -> None:
-    def kind(name: str, *words: str) -> tuple[object, ...]:
-        return running._kind(claims.find("mini-imagenet", name).resolve(0, words))
+    def configuration(name: str, *words: str) -> tuple[object, ...]:
+        return running._configuration(claims.find("mini-imagenet", name).resolve(0, words))
 
-    assert kind("sigme-5w1s") == kind("sigme-5w1s", "eta=5", "seed=3", "shift=1")
+    assert configuration("sigme-5w1s") == configuration("sigme-5w1s", "eta=5", "seed=3", "shift=1")
     pairs = (("matching-5w1s", "matching-plain-5w1s"), ("sigme-5w1s", "streams-5w1s"), ("best-pretrain", "resnet12-pretrain"))
-    assert all(kind(one) != kind(other) for one, other in pairs)
+    assert all(configuration(one) != configuration(other) for one, other in pairs)
     for words in (["precision=fp32"], ["engine=plain"], ["permutations=3"], ["jitter=0"]):
-        assert kind("sigme-5w1s") != kind("sigme-5w1s", *words)
-    assert kind("maml-5w1s") != kind("maml-5w1s", "inner_steps=50")
+        assert configuration("sigme-5w1s") != configuration("sigme-5w1s", *words)
+    assert configuration("maml-5w1s") != configuration("maml-5w1s", "inner_steps=50")
 
 
 def test_a_best_row_is_held_against_the_figure_that_it_stands_beside() -> None:
@@ -532,10 +535,10 @@ def test_the_estimate_is_that_of_steps_and_of_scoring_at_a_third_of_their_cost(m
     assert running.estimate([(long, 600)]) == "about 58 seconds on this machine"
     # 2 × 10 + 25 episodes × 50 pairs: 30 steps' worth, which count as 10: (40 + 10) × 0.5 s more
     assert running.estimate([(long, 600), (short, 0)]) == "about 83 seconds on this machine"
-    assert timed == [100, 100]  # one of a kind
+    assert timed == [100, 100]  # one for each configuration
     wide = override(recipe, ["way=1000"])
     assert running.estimate([(wide, 0), (short, 0)]) == "about 25 seconds on this machine"
-    assert running.estimate([(wide, 0)]) == "none of them can be filled"
+    assert running.estimate([(wide, 0)]) == "none has enough images"
 
 
 def test_a_row_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
@@ -667,9 +670,9 @@ def test_words_that_mean_nothing_are_refused() -> None:
     for words, message in (
         ("omniglo", "there is no table 'omniglo', did you mean 'omniglot'"),
         ("omniglot fast", "'fast' is not key=value"),
-        ("omniglot --list --rows sigme-vinyals", "no id fits 'sigme-vinyals'"),
-        ("claims --list --rows sigmoid", "no id fits 'sigmoid'"),
-        ("open-mic-1 --rows p1", "no id fits 'p1'"),
+        ("omniglot --list --rows sigme-vinyals", "no id matches 'sigme-vinyals'"),
+        ("claims --list --rows sigmoid", "no id matches 'sigmoid'"),
+        ("open-mic-1 --rows p1", "no id matches 'p1'"),
         ("omniglot eta=5 --list", "--list runs nothing: use it only with --rows and --json"),
         ("omniglot --list --jobs 0", "--list runs nothing"),
         ("omniglot --seeds 0 --seeds -1", "seeds are 0"),
@@ -721,8 +724,9 @@ def test_an_experiment_on_another_training_does_not_take_the_place_of_one_in_a_l
     for one in (first, other):
         planned.into_ledger(tmp_path, one, file, listener)
     assert read_ledger(tmp_path) == [first]
-    assert listener.said == [f"{str(ledger_file(tmp_path, other))!r} is of another training and stays; move it away to keep "
-                             f"{str(file)!r} there"]  # fmt: skip
+    there = str(ledger_file(tmp_path, other))
+    kept = f"{there!r} comes from another training and was kept: move it away to copy {str(file)!r} there"
+    assert listener.said == [kept]
     planned.into_ledger(tmp_path, again, file, listener)
     assert read_ledger(tmp_path) == [again]
     planned.into_ledger(None, other, file, listener)

@@ -65,7 +65,8 @@ if fabric.is_global_zero:
     Path(sys.argv[2]).mkdir()
 trainer.validate()
 counts = []
-validated = evaluate(trainer.validated, trainer.val_bank, 3, 1, 2, 7, progress=lambda *count: counts.append(count), fabric=fabric)
+progress = lambda *count: counts.append(count)
+validated = evaluate(trainer.validated, trainer.val_bank, 3, 1, 2, 7, progress=progress, fabric=fabric)
 document = {f"weight.{name}": value.detach() for name, value in trainer.method.named_parameters()}
 document |= {f"query.{number}": episode.query for number, episode in enumerate(seen)}
 document |= {"losses": torch.stack(losses), "validated": torch.tensor(validated.per_episode, dtype=torch.float64)}
@@ -267,7 +268,7 @@ def test_a_run_of_two_processes_learns_what_one_learns(two: subprocess.Completed
 def test_two_processes_refuse_a_folder_that_holds_a_run_with_one_sentence(folder: Path) -> None:
     again = launch("-m", "sosn", "train", "glyphs-5w1s", *TINY, *WORDS, "--out", str(folder / "two"), "--devices", "2")
     assert again.returncode == 2
-    assert again.stderr.count("holds a run already") == 1
+    assert again.stderr.count("already contains a run") == 1
 
 
 @pytest.mark.usefixtures("watched", "two")
@@ -358,19 +359,23 @@ def test_the_death_of_a_process_is_reported(tmp_path: Path) -> None:
         os.kill(int(workers[0]), signal.SIGKILL)
         _, err = child.communicate(timeout=60)
     assert child.returncode == 1
-    assert err.splitlines()[-1] == "error: another process of this run has ended: resume it to go on from the last checkpoint"
+    assert (
+        err.splitlines()[-1] == "error: another process of this run has ended: resume it to continue from the last checkpoint"
+    )
     assert "Traceback" not in err
 
 
 WAITING = """
 import subprocess, sys, time
 from types import SimpleNamespace
+from sosn.cli.process import end_at_once
 from sosn.training import distributed
 
 distributed.LOOK, distributed.GRACE = 0.05, float(sys.argv[1])
 procs = []
 start = lambda: procs.append(subprocess.Popen([sys.executable, "-c", "import sys; sys.exit(1)"]))
-with distributed.launched(SimpleNamespace(launch=start, strategy=SimpleNamespace(launcher=SimpleNamespace(procs=procs)))):
+fabric = SimpleNamespace(launch=start, strategy=SimpleNamespace(launcher=SimpleNamespace(procs=procs)))
+with distributed.launched(fabric, lambda: end_at_once("another process of this run has ended")):
     assert not procs  # Fabric's own watch would end this process at once
     time.sleep(2)
 print("through")

@@ -284,7 +284,7 @@ def test_a_checkpoint_of_another_architecture_is_refused(tmp_path: Path) -> None
     run = Run(tmp_path / "other")
     run.create(recipe, {})
     (tmp_path / "run" / "checkpoint.safetensors").rename(run.checkpoint)
-    with pytest.raises(CheckpointError, match="of another architecture"):
+    with pytest.raises(CheckpointError, match="has another architecture"):
         train(recipe, tmp_path / "other", resume=True)
 
 

@@ -73,15 +73,15 @@ def test_a_mean_image_stays_that_of_the_new_images(tmp_path: Path) -> None:
     assert not torch.equal(own, model.preprocessing.mean_image)
 
 
-def test_what_was_taken_and_what_not_is_said_and_written_down(before: Path, tmp_path: Path) -> None:
+def test_taken_and_new_tensors_are_reported_and_recorded(before: Path, tmp_path: Path) -> None:
     listener = Listener()
     train(tiny("steps=2", "every=2", f"start={before}"), tmp_path / "run", progress=listener)
-    (said,) = [sentence for sentence in listener.said if "begin as in" in sentence]
+    (said,) = [sentence for sentence in listener.said if "tensors taken from" in sentence]
     own, given = weights(tmp_path / "run"), weights(before)
     encoder = {name for name in own if name.startswith("encoder.")}
     assert f"{len(encoder)} of {len(own)} tensors taken from {str(before)!r}" in said
-    assert "new are permutations, similarity." in said
-    assert "not used are relation." in said
+    assert "newly initialised: permutations, similarity." in said
+    assert "not used: relation." in said
     record = json.loads((tmp_path / "run" / "run.json").read_text())["start"]
     assert set(record["taken"]) == encoder
     assert set(record["own"]) == own.keys() - encoder

@@ -102,8 +102,8 @@ def expectation(classifier: FewShotClassifier) -> str:
     each = f"{shots} {'image' if shots == '1' else 'images'}"
     if len(counts) == 1:
         return (
-            f"Model {name!r}; one class of {images} with {each}. With a single class, every image gets that class: add a second "
-            "class, or use --reject for 'none of these'."
+            f"Model {name!r}; one class of {images} with {each}. With a single class, every image gets that class: add a "
+            "second class, or use --reject for 'none of these'."
         )
     sentences = [f"Model {name!r}; {len(counts)} classes of {images} with {each} each."]
     card = shipped_models().get(name)
@@ -111,7 +111,7 @@ def expectation(classifier: FewShotClassifier) -> str:
         sentences.append(f"It was not trained on {images}: its answers may be little better than guesses.")
     elif card:
         figures, calibration = card, classifier.calibration_
-        measured = calibration.promised(len(counts), min(counts)) if calibration else None
+        measured = calibration.expected(len(counts), min(counts)) if calibration else None
         if calibration and measured and (measured.way, measured.shot) != (card["way"], card["shot"]):
             figures = asdict(measured) | {"data": calibration.data, "split": calibration.split}
         sentences.append(

@@ -203,7 +203,7 @@ def _checked(method: Method) -> Method:
     """Return a method. Refuses one that is untrained or has no class descriptors of fixed size."""
     if not method.describes_images or not method.fixed_size:
         raise UsageError(
-            f"a gallery needs a model with class descriptors of fixed size, such as SoSN with relation average, ranked, or_like "
+            "a gallery needs a model with class descriptors of fixed size, such as SoSN with relation average, ranked, or_like "
             f"or difference, not {method.name!r}"
         )
     method.check_trained()

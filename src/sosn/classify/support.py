@@ -67,8 +67,8 @@ class Support:
             groups.setdefault(count, []).append(place)
         if len(groups) > 1 and not method.classes_apart:
             raise UsageError(
-                f"classes have {min(groups)} to {max(groups)} images, but method {method.name!r} needs the same number in each: "
-                "give all classes the same number of images, or use a SoSN model"
+                f"classes have {min(groups)} to {max(groups)} images, but method {method.name!r} needs the same number in "
+                "each: give all classes the same number of images, or use a SoSN model"
             )
         shots = [self.shots[label] for label in self.labels]
         result = query.new_empty(len(query), len(shots), dtype=full(query).dtype)

@@ -71,7 +71,7 @@ class Calibration:
         ways = [one.way for one in self.sizes]
         return self._with(max((one for one in ways if one <= way), default=min(ways)), shot)
 
-    def promised(self, way: int, shot: int) -> Confidence | None:
+    def expected(self, way: int, shot: int) -> Confidence | None:
         """Return the measured size whose accuracy may be expected, or None if only single classes were measured.
 
         It is the nearest size that is not easier: no fewer classes and no more shots, if there is one.
