@@ -1,9 +1,9 @@
-"""Time of every Triton kernel at the shapes of a training step, on a GPU; --sweep looks for faster ways to launch them.
+"""Time every Triton kernel at the shapes of a training step, on a GPU; --sweep searches for faster launches.
 
     python benchmarks/kernels.py                           µs and GB/s of each kernel, at 8 and 32 episodes
     python benchmarks/kernels.py --sweep --episodes 32     the fastest Launch of each kernel, within a time limit
 
-GB/s counts what a kernel has to read and write at least, once, whatever it really moves.
+GB/s counts the least that a kernel must read and write, not what it really moves.
 """
 
 import argparse

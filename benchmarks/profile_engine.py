@@ -1,9 +1,9 @@
-"""Where the time of a training step and of one evaluated episode goes, operator by operator or, on a GPU, kernel by kernel.
+"""Profile a training step and the evaluation of one episode, by operator or, on a GPU, by kernel.
 
     python benchmarks/profile_engine.py --out results/profile-cpu.json
 
-Milliseconds are by the clock without a profiler, the median of some calls; shares of operators, and on a GPU the milliseconds
-in which it was at work, come from a profile of further calls. Operators that count little are added up.
+Milliseconds are wall-clock times without a profiler, the median of several calls. The shares of operators, and on a GPU its
+busy milliseconds, come from a profile of further calls. Small operators are added up.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def contenders(device: torch.device) -> dict[str, Callable[[], Step]]:
 
 
 def look(name: str, step: Step, cuda: bool) -> dict[str, Any]:
-    """One row: by the clock, and by the profiler."""
+    """Return one row: wall-clock time and profile."""
 
     def call() -> float:
         began = time.perf_counter()
@@ -88,9 +88,9 @@ def main() -> None:
         busy = f", the GPU at work for {rows[-1]['gpu_ms']:.2f}" if "gpu_ms" in rows[-1] else ""
         first = rows[-1]["parts"][0]
         print(f"{name}: {rows[-1]['ms']:.2f} ms{busy}; {100 * first['share']:.0f}% {first['name']}", flush=True)
-    told = {"machine": machine(device), "versions": circumstances()["versions"], "shape": str(SHAPE), "rows": rows}
+    document = {"machine": machine(device), "versions": circumstances()["versions"], "shape": str(SHAPE), "rows": rows}
     wanted.out.parent.mkdir(parents=True, exist_ok=True)
-    wanted.out.write_text(json.dumps(told, indent=1) + "\n", "utf-8")
+    wanted.out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -207,7 +207,7 @@ def test_other_methods_with_equal_shots_and_unequal_ones(drawings: list[np.ndarr
     assert classifier.predict([drawings[0], drawings[8]]).tolist() == [0, 1]
     with pytest.warns(SosnWarning, match="not calibrated"):
         classifier.predict_proba(drawings[:1])
-    with pytest.raises(UsageError, match="was not calibrated"):
+    with pytest.raises(UsageError, match="reject needs a calibrated model"):
         classifier.predict(drawings[:1], reject=0.05)
 
 
@@ -215,7 +215,7 @@ def test_a_method_that_needs_equal_shots_says_so(drawings: list[np.ndarray]) -> 
     method = MatchingNet(channels=1, input_size=28)
     method.trained = True
     classifier = FewShotClassifier(method).fit(drawings[:3], [0, 0, 1])
-    with pytest.raises(UsageError, match="give each the same number of images"):
+    with pytest.raises(UsageError, match="give all classes the same number of images"):
         classifier.predict(drawings[:1])
 
 
