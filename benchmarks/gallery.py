@@ -31,7 +31,7 @@ Asked = list[tuple[str, Tensor]]  # queries: the true class and an image of it
 
 
 def pictures(data: str) -> dict[str, Tensor]:
-    """The drawings of every class of all splits that there are: the first to show, the others to ask for."""
+    """Return the images of every class of all splits: the first is the support, the others are queries."""
     classes: dict[str, Tensor] = {}
     for split in ("train", "val", "test"):
         bank = sosn.open_bank(data, split)

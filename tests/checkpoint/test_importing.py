@@ -113,7 +113,7 @@ def test_an_imported_relation_net_scores_as_the_release_does(
     assert model.predict(episode).equal(expected.argmax(-1))
 
 
-def test_an_imported_model_is_evaluated_on_any_data_and_never_written_over(cli: Cli, tmp_path: Path) -> None:
+def test_an_imported_model_is_evaluated_on_any_data_and_never_overwritten(cli: Cli, tmp_path: Path) -> None:
     release(tmp_path, 1)
     assert cli("import", "relation-net", "encoder.pkl", "relation.pkl", "--out", "imported")[0] == 0
     words = "data=glyphs data.alphabets=10 data.characters=6 data.drawings=8 query=2 episodes=3 statistics=batch device=cpu"
@@ -155,7 +155,7 @@ def test_files_of_another_shape_are_refused_naming_the_difference(
         import_relation_net(tmp_path / "encoder.pkl", tmp_path / "relation.pkl")
 
 
-def test_swapped_and_missing_files_are_told(tmp_path: Path) -> None:
+def test_swapped_and_missing_files_are_reported(tmp_path: Path) -> None:
     release(tmp_path, 1)
     with pytest.raises(UsageError, match="swapped: give the feature encoder first"):
         import_relation_net(tmp_path / "relation.pkl", tmp_path / "encoder.pkl")
@@ -209,7 +209,7 @@ def test_the_encoder_of_a_model_is_frozen_under_a_nearest_prototype(cli: Cli, tm
         assert sentence in err
 
 
-def test_a_frozen_encoder_remembers_what_its_weights_have_seen(cli: Cli, tmp_path: Path) -> None:
+def test_a_frozen_encoder_keeps_the_training_classes_of_its_weights(cli: Cli, tmp_path: Path) -> None:
     seen = [{"name": "omniglot", "options": {}, "classes": ["images_evaluation/Atlantean/character01"]}]
     method, recipe = load_with_recipe("glyphs")
     write_model(tmp_path / "started", method, recipe.to_table(), seen)
@@ -218,7 +218,7 @@ def test_a_frozen_encoder_remembers_what_its_weights_have_seen(cli: Cli, tmp_pat
     assert read_about(tmp_path / "frozen" / "model.safetensors")["seen"] == seen
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     release(tmp_path, 1)
     method, recipe = import_relation_net(tmp_path / "encoder.pkl", tmp_path / "relation.pkl")
     with pytest.raises(sosn.SosnError, match="cannot create the folder"):

@@ -96,14 +96,14 @@ def test_half_precision_halves_the_file_and_moves_the_scores_little(tmp_path: Pa
     assert not scores(loaded).equal(scores(network()))
 
 
-def test_what_is_said_about_a_method_comes_back_with_it(tmp_path: Path) -> None:
+def test_the_document_about_a_method_is_loaded_with_it(tmp_path: Path) -> None:
     about = {"recipe": {"title": "é ⊗", "seed": 3}, "accuracy": 0.5, "none": None}
     save_method(tmp_path / "a.safetensors", NearestPixels(), about)
-    _, told = load_method(tmp_path / "a.safetensors")
-    assert told == about | {"method": "pixels", "config": NearestPixels().config, "trained": False}
+    _, found = load_method(tmp_path / "a.safetensors")
+    assert found == about | {"method": "pixels", "config": NearestPixels().config, "trained": False}
 
 
-def test_tensors_of_every_kind_come_back_as_they_were(tmp_path: Path) -> None:
+def test_tensors_of_every_type_are_loaded_as_saved(tmp_path: Path) -> None:
     tensors = {
         "strided": torch.arange(6.0).view(2, 3).mT,
         "scalar": torch.tensor(7),
@@ -150,7 +150,7 @@ def test_packing_can_change_what_the_weights_serve_as_well_and_forgets_where_tra
     torch.testing.assert_close(scores(method), scores(network()), rtol=0, atol=1e-2)  # of one shot
 
 
-def test_packing_forgets_the_machine_and_keeps_which_classes_were_seen(tmp_path: Path) -> None:
+def test_packing_drops_the_machine_and_keeps_the_training_classes(tmp_path: Path) -> None:
     source, target = tmp_path / "source.safetensors", tmp_path / "target.safetensors"
     recipe = override(load_recipe("glyphs-5w1s"), ["device=cpu"])
     seen = [{"name": "omniglot", "options": {}, "classes": ["a"]}]
@@ -209,7 +209,7 @@ def test_a_file_cut_short_is_refused_as_damaged(saved: Path, share: float) -> No
 
 
 @pytest.mark.parametrize("content", [b"no weights at all, only words", b"\xff" * 100, (2).to_bytes(8, "little") + b"{}"])
-def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_of_another_format_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "other.safetensors").write_bytes(content)
     assert "is damaged or was not written by sosn" in refusal(tmp_path / "other.safetensors")
 
@@ -225,7 +225,7 @@ def test_a_missing_file_is_refused_by_path(tmp_path: Path) -> None:
     assert "there is no weights file" in refusal(tmp_path / "nothing.safetensors")
 
 
-def test_a_file_that_holds_no_method_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_a_method_is_refused(tmp_path: Path) -> None:
     save_tensors(tmp_path / "state.safetensors", {"step": torch.tensor(3)}, {"step": 3})
     assert "is a checkpoint for resuming a run, not a model" in refusal(tmp_path / "state.safetensors")
 

@@ -34,7 +34,7 @@ def _photos(count: int) -> list[np.ndarray]:
     return [np.clip(kinds[place % 2] + 0.1 * made.standard_normal((40, 48, 3)), 0, 1) for place in range(count)]
 
 
-def test_a_backbone_tells_kinds_of_pictures_apart_and_survives_its_folder(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_backbone_classifies_images_and_works_without_its_folder(checkpoint: Path, tmp_path: Path) -> None:
     photos = _photos(10)
     classifier = FewShotClassifier(encoder=f"timm:{BACKBONE}", checkpoint=checkpoint).fit(photos[:3], ["warm", "cold", "warm"])
     assert classifier.predict(photos[4:]).tolist() == ["warm", "cold"] * 3

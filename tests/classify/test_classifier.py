@@ -242,7 +242,7 @@ def test_what_makes_no_sense_is_refused(images: object, labels: list[object] | N
         FewShotClassifier("glyphs").fit(images, labels)  # type: ignore[arg-type]
 
 
-def test_files_that_are_no_pictures_are_named(tmp_path: Path) -> None:
+def test_files_that_are_not_images_are_named(tmp_path: Path) -> None:
     classifier = FewShotClassifier("glyphs")
     with pytest.raises(DataError, match="there is no folder"):
         classifier.fit(tmp_path / "nowhere")
@@ -304,9 +304,9 @@ def test_scikit_learn_s_own_checks_of_the_constructor_pass() -> None:
 def test_scikit_learn_checks_what_applies_to_an_estimator_of_images_and_finds_it_right() -> None:
     """Of estimators that say they take no tables, check_estimator asks less; the checks above are asked for by name."""
     checks = pytest.importorskip("sklearn.utils.estimator_checks")
-    told = checks.check_estimator(FewShotClassifier("glyphs"), on_fail=None, on_skip=None)
-    assert told
-    assert {one["status"] for one in told} == {"passed"}
+    found = checks.check_estimator(FewShotClassifier("glyphs"), on_fail=None, on_skip=None)
+    assert found
+    assert {one["status"] for one in found} == {"passed"}
 
 
 @pytest.mark.parametrize("name", "relation_net prototypical matching siamese deep_bdc covamnet nearest_prototype".split())
@@ -328,7 +328,7 @@ def test_rivals_answer_through_the_same_classifier(name: str) -> None:
     assert classifier.similarities(asked) == pytest.approx(expected[:, order].numpy(), abs=1e-5)
 
 
-def test_saving_never_takes_the_place_of_another_model(drawings: list[np.ndarray], tmp_path: Path) -> None:
+def test_saving_never_overwrites_another_model(drawings: list[np.ndarray], tmp_path: Path) -> None:
     classifier = FewShotClassifier("glyphs").fit(drawings[:2], [0, 1])
     run, photo = tmp_path / "run", tmp_path / "photo.png"
     run.mkdir()

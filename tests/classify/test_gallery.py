@@ -110,7 +110,7 @@ def test_a_crash_in_the_middle_of_a_write_leaves_the_classes_before(bank: Bank, 
     assert Gallery(gallery.folder).labels == list(bank.names)
 
 
-def test_what_is_no_gallery_or_makes_no_sense_is_refused(bank: Bank, tmp_path: Path) -> None:
+def test_other_folders_and_wrong_arguments_are_refused(bank: Bank, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no gallery in"):
         Gallery(tmp_path)
     (tmp_path / "letter.txt").write_text("mine")

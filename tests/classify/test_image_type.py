@@ -34,7 +34,7 @@ def test_colour_and_grey_tones_are_photos() -> None:
     assert image_type(_tones(1)) == "photos"
 
 
-def test_a_coloured_thing_on_white_ground_is_a_photo() -> None:
+def test_a_coloured_object_on_a_white_background_is_a_photo() -> None:
     images = torch.full((3, 3, 64, 64), 255, dtype=torch.uint8)
     images[:, 1:, 8:56, 16:48] = 30  # a red thing
     assert image_type(images) == "photos"
@@ -92,7 +92,7 @@ def test_with_five_photos_of_each_class_the_model_is_one_that_was_trained_with_a
     assert choose_model("drawings", shipped, 5)[0] == "omniglot"
 
 
-def test_where_no_model_knows_the_image_type_it_is_said() -> None:
+def test_a_missing_model_for_an_image_type_is_reported() -> None:
     name, note = choose_model("photos", ["glyphs"])
     assert name == "glyphs"
     assert note is not None

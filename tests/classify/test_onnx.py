@@ -135,8 +135,8 @@ def test_the_command_writes_the_folder_and_says_what_it_checked(
     with pytest.raises(SystemExit) as stop:
         main()
     assert not stop.value.code
-    told = json.loads(capsys.readouterr().out)
-    assert told["largest_difference"] <= 1e-4
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["largest_difference"] <= 1e-4
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["describe.onnx", "model.json", "similarity.onnx"]
 
 

@@ -154,7 +154,7 @@ def test_the_nearest_size_that_is_not_easier_counts() -> None:
     assert only.at(2, 1).way == 5
 
 
-def test_what_is_promised_is_of_no_fewer_classes_and_no_more_shots() -> None:
+def test_the_expected_accuracy_is_of_no_fewer_classes_and_no_more_shots() -> None:
     sizes = [_confidence(way, shot) for way in (20, 1, 2, 5) for shot in (5, 1)]
     calibration = Calibration("glyphs", "val", tuple(sizes))
     for (way, shot), expected in {
@@ -211,7 +211,7 @@ def test_measuring_needs_a_trained_model_and_enough_classes() -> None:
         measure(maml, bank, "val", "glyphs", query=2, shots=[1])
 
 
-def test_measuring_says_how_many_episodes_it_used_and_leaves_out_what_the_bank_has_no_classes_for() -> None:
+def test_measuring_logs_the_number_of_episodes_and_skips_sizes_that_the_bank_is_too_small_for() -> None:
     bank = sosn.open_bank("glyphs", "val", alphabets=10, characters=4, drawings=4)
     bank = bank.subset(bank.names[:4])
     said: list[str] = []
@@ -221,10 +221,10 @@ def test_measuring_says_how_many_episodes_it_used_and_leaves_out_what_the_bank_h
     assert found == measure(sosn.load("glyphs"), bank, "val", "glyphs", (2, 3), (1,), query=2, episodes=6)
 
 
-def test_what_is_told_of_a_threshold_was_measured_on_episodes_that_it_was_not_fitted_to() -> None:
+def test_thresholds_are_evaluated_on_episodes_that_they_were_not_fitted_to() -> None:
     bank = sosn.open_bank("glyphs", "val", alphabets=10, characters=8, drawings=6)
     model = sosn.load("glyphs")
-    (told,) = measure(model, bank, "val", "glyphs", (3,), (1,), query=2, episodes=12).sizes
+    (found,) = measure(model, bank, "val", "glyphs", (3,), (1,), query=2, episodes=12).sizes
     right = []
     for seed in (0, 1):
         support, queries = draw_indices(sosn.EpisodeSampler(bank, 6, 1, 2), 20, seed)  # three classes more are not shown
@@ -237,8 +237,8 @@ def test_what_is_told_of_a_threshold_was_measured_on_episodes_that_it_was_not_fi
         right.append(float(torch.cat(answers).double().mean()))
         if seed == 0:
             expected = safe_thresholds(torch.stack(tops))
-    assert told.thresholds == pytest.approx(expected, abs=1e-3)
-    assert told.accuracy == pytest.approx(right[1], abs=1e-4)
+    assert found.thresholds == pytest.approx(expected, abs=1e-3)
+    assert found.accuracy == pytest.approx(right[1], abs=1e-4)
     assert right[0] != right[1]
 
 
@@ -259,7 +259,7 @@ def test_every_shipped_model_is_calibrated(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(shipped_models()))
-def test_no_shipped_model_refuses_more_known_pictures_than_it_may(name: str) -> None:
+def test_no_shipped_model_rejects_more_known_images_than_allowed(name: str) -> None:
     """On episodes that its thresholds were not fitted on. Where it fails: benchmarks/calibrate_model.py."""
     calibration = calibration_of(name)
     assert calibration is not None
@@ -269,7 +269,7 @@ def test_no_shipped_model_refuses_more_known_pictures_than_it_may(name: str) -> 
         assert 0.02 < size.refused <= 0.05, f"{size.way}-way {size.shot}-shot"
 
 
-def test_unknown_characters_are_refused_and_few_known_ones_are() -> None:
+def test_unknown_characters_are_rejected_and_few_known_ones_are() -> None:
     """On test classes, which neither training nor calibration saw."""
     bank = sosn.open_bank("glyphs", "test")
     classifier = sosn.FewShotClassifier("glyphs")
@@ -291,7 +291,7 @@ def test_unknown_characters_are_refused_and_few_known_ones_are() -> None:
     assert abs(np.mean(right) - np.mean(chances)) < 0.04
 
 
-def test_a_card_is_data_and_can_be_told_from_a_folder(tmp_path: Path) -> None:
+def test_a_calibration_is_read_from_a_card_or_a_folder(tmp_path: Path) -> None:
     shipped = calibration_of("glyphs")
     assert shipped is not None
     changed = dataclasses.replace(shipped, data="elsewhere")

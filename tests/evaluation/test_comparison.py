@@ -95,12 +95,14 @@ def test_the_command_prints_a_table_or_one_document(cli: Cli, tmp_path: Path) ->
     save_method(Path(pixels), NearestPixels(), {})
     code, out, err = cli("compare", *models, pixels, *WORDS, "--json")
     assert code == 0, err
-    told = json.loads(out)
-    assert (told["split"], told["precision"], told["engine"]) == ("val", "fp32", "auto")
-    assert [row["method"] for row in told["rows"]] == ["prototypical", "covamnet", "pixels"]
-    assert "p_value" not in told["rows"][0]
-    assert 0 <= told["rows"][1]["p_value"] <= 1
-    assert {"accuracy", "ci95", "parameters", "mflops", "episodes_per_second", "transductive", "adapts"} <= set(told["rows"][0])
+    printed = json.loads(out)
+    assert (printed["split"], printed["precision"], printed["engine"]) == ("val", "fp32", "auto")
+    assert [row["method"] for row in printed["rows"]] == ["prototypical", "covamnet", "pixels"]
+    assert "p_value" not in printed["rows"][0]
+    assert 0 <= printed["rows"][1]["p_value"] <= 1
+    assert {"accuracy", "ci95", "parameters", "mflops", "episodes_per_second", "transductive", "adapts"} <= set(
+        printed["rows"][0]
+    )
     code, out, err = cli("compare", *models, *WORDS)
     assert code == 0, err
     assert "minus the first" in out

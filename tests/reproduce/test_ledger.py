@@ -50,7 +50,7 @@ def test_every_entry_belongs_to_a_row_and_counts_for_it(entries: list[Entry]) ->
         ("episodes", "related", 0.5),
     ],
 )
-def test_an_entry_with_another_recipe_is_told_apart(entries: list[Entry], section: str, key: str, value: object) -> None:
+def test_an_entry_with_another_recipe_is_detected(entries: list[Entry], section: str, key: str, value: object) -> None:
     entry = next(
         one for one in entries if one["recipe"]["model"]["method"] == "sosn" and "encoder_width" in one["recipe"]["model"]
     )

@@ -58,7 +58,7 @@ def test_what_went_before_is_not_waited_for(tmp_path: Path) -> None:
     assert run_parallel([task(tmp_path, "second", "pass", after="finished long ago")], 2, Listener().say) == {}
 
 
-def test_failures_are_told_in_their_own_words_and_end_what_starts_from_them(tmp_path: Path) -> None:
+def test_failures_are_reported_with_their_message_and_stop_dependent_tasks(tmp_path: Path) -> None:
     tasks = [
         task(tmp_path, "bad", "print('error: it is broken – näher'); sys.exit(1)"),
         task(tmp_path, "next", after="bad"),
@@ -84,7 +84,7 @@ def test_failures_are_told_in_their_own_words_and_end_what_starts_from_them(tmp_
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs signals of POSIX")
-def test_one_that_is_killed_is_told_of_by_its_signal(tmp_path: Path) -> None:
+def test_a_killed_task_is_reported_with_its_signal(tmp_path: Path) -> None:
     killed = task(tmp_path, "killed", "print('step 1', flush=True); os.kill(os.getpid(), 9)")
     assert run_parallel([killed], 1, Listener().say) == {
         "killed": Failure(f"it was killed by signal 9; see {str(killed.log)!r}", True)

@@ -183,7 +183,7 @@ def test_every_start_is_a_row_whose_encoder_and_matrices_fit() -> None:
                 assert first.model.options.get(option) == own.model.options.get(option)
 
 
-def test_every_row_of_the_tables_stands_in_the_paper_or_is_called_otherwise() -> None:
+def test_every_row_of_the_tables_is_in_the_paper_or_has_another_label() -> None:
     for row in ROWS:
         ours = row.group in (
             "ablation", "image size", "first stage", "best recipe", "best recipe, paper partition", "beyond the paper",
@@ -325,7 +325,9 @@ def test_tasks_wait_for_first_stages_and_take_all_that_was_asked_for_along(
         assert task.command[1:] == (*words.split(), "--no-estimate", "--ledger", str(tmp_path / "ledger"))
 
 
-def test_a_row_whose_first_stage_diverged_is_told_and_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_whose_first_stage_diverged_is_reported_and_others_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def run(job: Job, *_: object) -> Entry:
         if "pretrain" in job.row.id:
             raise TrainingError("loss is not finite")
@@ -349,10 +351,10 @@ def test_a_row_is_prepared_for_run_measured_and_read_again(tmp_path: Path) -> No
     assert first.exit_code == 0, first.output
     assert "preparing omniglot at 28×28" in first.stderr
     assert "2 of 2 trainings to run: about" in first.stderr
-    told = json.loads(first.stdout)
-    assert told["rows"][0]["paper"]["5w1s"] == {"accuracy": 0.998, "ci95": pytest.approx(0.001)}
-    assert [entry["seed"] for entry in told["entries"]] == [0, 1]
-    entry = told["entries"][0]
+    printed = json.loads(first.stdout)
+    assert printed["rows"][0]["paper"]["5w1s"] == {"accuracy": 0.998, "ci95": pytest.approx(0.001)}
+    assert [entry["seed"] for entry in printed["entries"]] == [0, 1]
+    entry = printed["entries"][0]
     assert entry == read_entry(tmp_path / "runs" / "omniglot" / f"{SIGME}-seed0" / "entry.json")
     assert {(one["split"], one["protocol"], one["statistics"]) for one in entry["figures"]} == {
         (split, "5w1s", statistics) for split in ("val", "test") for statistics in ("running", "batch")
@@ -368,18 +370,20 @@ def test_a_row_is_prepared_for_run_measured_and_read_again(tmp_path: Path) -> No
     assert entry["validation"]["steps"] == [2, 4]
     assert all(0 <= accuracy <= 1 for accuracy in entry["validation"]["accuracy"])
     assert len(entry["validation"]["accuracy"]) == 2
-    assert str(tmp_path) not in json.dumps(told["entries"])
+    assert str(tmp_path) not in json.dumps(printed["entries"])
     listener = Listener()
     again = reproduce_rows("omniglot", tmp_path / "runs", Options([SIGME], (0, 1), CPU, quick=True), listener)
-    assert again.entries == told["entries"]
+    assert again.entries == printed["entries"]
     assert listener.said == []
     (tmp_path / "home" / "omniglot-28").rename(tmp_path / "gone")  # finished rows need no images
-    assert reproduce_rows("omniglot", tmp_path / "runs", Options([SIGME], (0, 1), CPU, quick=True)).entries == told["entries"]
+    assert (
+        reproduce_rows("omniglot", tmp_path / "runs", Options([SIGME], (0, 1), CPU, quick=True)).entries == printed["entries"]
+    )
     shown = CliRunner().invoke(app, words.replace(" --json", "").split())
     assert "99.8 ± 0.1" in shown.stdout
 
 
-def test_an_interrupted_row_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+def test_an_interrupted_row_continues_to_the_same_weights(tmp_path: Path) -> None:
     wanted = Options([SIGME], overrides=CPU, quick=True, data=characters(tmp_path / "source"))
     whole = reproduce_rows("omniglot", tmp_path / "whole", wanted)
     with pytest.raises(KeyboardInterrupt):
@@ -407,7 +411,7 @@ def test_a_run_of_other_settings_is_not_taken_for_the_row(tmp_path: Path) -> Non
         reproduce_rows("omniglot", tmp_path / "runs", Options([SIGME], overrides=[*CPU, "steps=2"], quick=True))
 
 
-def test_a_split_that_is_missing_is_said_and_measured_when_it_comes(tmp_path: Path) -> None:
+def test_a_missing_split_is_reported_and_measured_later(tmp_path: Path) -> None:
     wanted = Options(["none-5w1s"], overrides=[*CPU, "input_size=28"], quick=True, data=photos(tmp_path / "photos"))
     first = reproduce_rows("mini-imagenet", tmp_path / "runs", wanted)
     assert first.entries[0]["missing"] == {"test": "mini-imagenet at 84×84 was prepared without test images"}
@@ -485,7 +489,7 @@ def test_the_ledger_takes_rows_as_they_are_planned_alone(tmp_path: Path, monkeyp
     assert not same_recipe(result.entries[0], small)
 
 
-def test_a_bank_that_is_damaged_is_no_missing_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_bank_is_not_a_missing_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = Options(["none-5w1s"], overrides=[*CPU, "input_size=28"], quick=True, data=photos(tmp_path / "photos"))
     first = reproduce_rows("mini-imagenet", tmp_path / "runs", wanted).entries[0]
     assert set(first["missing"]) == {"test"}
@@ -573,9 +577,9 @@ def test_a_claim_is_printed_with_its_quotation_and_the_names_of_its_rows(capsys:
     (claim,) = (one for one in claims.CLAIMS if one.id == "sigme-none")
     figures = (("sigme-5w1s", 0.52), ("none-5w1s", 0.5))
     _show_claims(claims.Claimed((claim,), [entry(row, 0, accuracy) for row, accuracy in figures]), quick=False)
-    told = capsys.readouterr().out
-    assert "“Tables [of miniImageNet and Open MIC] show" in told
-    heads, first = (line for line in told.splitlines() if "minus" in line or "sigme-5w1s" in line)
+    printed = capsys.readouterr().out
+    assert "“Tables [of miniImageNet and Open MIC] show" in printed
+    heads, first = (line for line in printed.splitlines() if "minus" in line or "sigme-5w1s" in line)
     assert [cell.strip() for cell in heads.split("┃")][1:3] == ["row", "minus"]
     assert [cell.strip() for cell in first.split("│")][1:3] == ["sigme-5w1s", "none-5w1s"]
     assert "+2.00" in first
@@ -626,7 +630,7 @@ def _as_a_shell_reads(listing: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("rows", ["", " --rows sigme-*", " --rows size-*"])
 @pytest.mark.parametrize("table", ["omniglot", "mini-imagenet"])
-def test_the_list_says_common_words_once_in_lines_that_can_be_read_and_commands_that_can_be_run(table: str, rows: str) -> None:
+def test_the_list_prints_common_words_once_and_commands_that_run(table: str, rows: str) -> None:
     shown = CliRunner().invoke(app, f"reproduce {table} --list{rows}".split()).stdout
     assert shown.count("optimiser=adamw") == 1
     assert max(map(len, shown.splitlines())) <= 140
@@ -653,7 +657,7 @@ def test_a_single_row_is_listed_with_its_whole_command() -> None:
     assert _as_a_shell_reads(shown) == {row.id: whole}
 
 
-def test_the_list_says_what_a_row_starts_from() -> None:
+def test_the_list_prints_the_start_of_a_row() -> None:
     run: Callable[[str], str] = lambda words: CliRunner().invoke(app, ["reproduce", *words.split()]).stdout  # noqa: E731
     for table, protocol in (("mini-imagenet", "5w5s"), ("omniglot", "20w1s")):
         first, second = (f"runs/{table}/best-{name}" for name in ("pretrain", protocol))

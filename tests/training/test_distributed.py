@@ -197,7 +197,7 @@ def test_processes_share_the_episodes_of_a_step(watched: list[dict[str, torch.Te
             assert torch.equal(part, whole[rank::2])
 
 
-def test_processes_augment_with_numbers_of_their_own_and_recalibrate_with_the_same(
+def test_processes_augment_with_different_numbers_and_recalibrate_with_the_same(
     watched: list[dict[str, torch.Tensor]],
 ) -> None:
     augmented = [part[f"augmented.{number}"].flatten(0, 1) for part in watched for number in range(3)]  # of the same images
@@ -265,19 +265,19 @@ def test_a_run_of_two_processes_learns_what_one_learns(two: subprocess.Completed
 
 
 @pytest.mark.usefixtures("two")
-def test_two_processes_refuse_a_folder_that_holds_a_run_with_one_sentence(folder: Path) -> None:
+def test_two_processes_refuse_a_folder_with_a_run_with_one_message(folder: Path) -> None:
     again = launch("-m", "sosn", "train", "glyphs-5w1s", *TINY, *WORDS, "--out", str(folder / "two"), "--devices", "2")
     assert again.returncode == 2
     assert again.stderr.count("already contains a run") == 1
 
 
 @pytest.mark.usefixtures("watched", "two")
-def test_a_run_of_two_processes_that_stopped_goes_on_with_one_as_if_it_had_not_stopped(folder: Path) -> None:
+def test_an_interrupted_run_of_two_processes_continues_with_one(folder: Path) -> None:
     assert train(exact(), folder / "stopped", resume=True).evaluation is not None
     check_same(folder / "stopped", folder / "two")
 
 
-def test_a_run_of_one_process_that_stopped_goes_on_with_two_as_if_it_had_not_stopped(one: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_of_one_process_continues_with_two(one: Path, tmp_path: Path) -> None:
     stop_after_two_steps(exact(), tmp_path / "run")
     ended = launch("-m", "sosn", "train", str(tmp_path / "run"), "--resume", "--devices", "2")
     assert ended.returncode == 0, ended.stderr
@@ -339,7 +339,7 @@ def test_a_numbered_gpu_cannot_be_several_and_a_processor_has_no_number(monkeypa
         make_fabric(tiny("device=cuda:0"), devices=2)
 
 
-def test_machines_that_nobody_started_and_other_numbers_of_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_without_a_launcher_and_wrong_numbers_of_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WORLD_SIZE", "SLURM_NTASKS"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(UsageError, match="nodes is 2: start the command on each machine with torchrun --nnodes 2"):
@@ -383,7 +383,7 @@ print("through")
 
 
 @pytest.mark.parametrize(("grace", "ends"), [("60", 0), ("0.1", -signal.SIGKILL)], ids=["noticed", "waits"])
-def test_a_process_that_waits_in_vain_for_another_is_ended_after_a_while(grace: str, ends: int) -> None:
+def test_a_process_that_waits_for_a_dead_one_is_killed(grace: str, ends: int) -> None:
     ended = subprocess.run([sys.executable, "-c", WAITING, grace], capture_output=True, text=True, check=False, timeout=60)
     assert ended.returncode == ends
     assert ("through" in ended.stdout) == (ends == 0)

@@ -289,7 +289,7 @@ def test_a_checkpoint_of_another_architecture_is_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["run.json", "result.json"])
-def test_a_damaged_file_of_a_run_is_told(tmp_path: Path, name: str) -> None:
+def test_a_damaged_file_of_a_run_is_reported(tmp_path: Path, name: str) -> None:
     recipe = tiny("steps=1", "every=1")
     train(recipe, tmp_path / "run")
     (tmp_path / "run" / name).write_text("{")
@@ -475,12 +475,12 @@ def photos(root: Path, classes: int) -> Path:
     return root
 
 
-def test_no_garbage_is_cleared_away_while_a_step_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_collection_is_off_while_a_step_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     class Graph:
         def replay(self) -> None:
             pass
 
-    told: list[str] = []
+    messages: list[str] = []
     recording = False
 
     class Old:
@@ -490,7 +490,7 @@ def test_no_garbage_is_cleared_away_while_a_step_is_recorded(monkeypatch: pytest
             self.itself = self
 
         def __del__(self) -> None:
-            told.append("recording" if recording else "before")
+            messages.append("recording" if recording else "before")
 
     @contextmanager
     def record(graph: Graph) -> Iterator[None]:
@@ -514,7 +514,7 @@ def test_no_garbage_is_cleared_away_while_a_step_is_recorded(monkeypatch: pytest
         captured(Episode(images, images[:, 0], labels))
     Old()
     captured(Episode(images, images[:, 0], labels))
-    assert told == ["before"]
+    assert messages == ["before"]
     assert gc.isenabled()
 
 
@@ -524,7 +524,7 @@ def folder_recipe(root: Path) -> Recipe:
 
 
 @pytest.mark.parametrize(("classes", "message"), [(10, "for training: .* there are 4"), (14, "for validation: .* there are 4")])
-def test_of_own_classes_that_are_too_few_it_is_said_which_and_why(classes: int, message: str, tmp_path: Path) -> None:
+def test_too_few_classes_in_a_folder_are_reported_with_the_split(classes: int, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"{message}: lower .*val_share and test_share of the classes are set aside"):
         train(folder_recipe(photos(tmp_path / "photos", classes)), tmp_path / "run")
 
@@ -575,7 +575,7 @@ def test_the_mean_image_of_training_in_all_turns_has_no_side() -> None:
     assert not torch.allclose(plain, plain.rot90(1, (-2, -1)))
 
 
-def test_validation_and_report_have_episodes_of_their_own_and_the_engine_of_the_recipe(
+def test_validation_and_report_have_different_episodes_and_the_engine_of_the_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sosn.training import loop

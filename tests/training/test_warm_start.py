@@ -209,7 +209,7 @@ def test_a_folder_is_the_same_however_its_path_is_written(tmp_path: Path, monkey
     assert not same_classes(places[0], DataSection("folder:photos/train", options={}))
 
 
-def test_what_was_seen_is_handed_on_from_start_to_start(two_stages: tuple[Path, Path], tmp_path: Path) -> None:
+def test_training_classes_are_passed_on_from_start_to_start(two_stages: tuple[Path, Path], tmp_path: Path) -> None:
     third = tmp_path / "third"
     train(tiny("steps=2", "every=2", "preprocessing.channels=3", "data.seed=8", f"start={two_stages[1]}"), third)
     trained = [json.loads((run / "run.json").read_text())["data"]["train"]["classes"] for run in (third, *two_stages)]
@@ -236,7 +236,7 @@ def test_glyphs_of_another_seed_are_other_classes(tmp_path: Path) -> None:
         evaluate_model(str(tmp_path / "run"), ["data.seed=0", "data.alphabets=20", *few])
 
 
-def test_a_model_without_a_recipe_is_a_start_whose_classes_nobody_knows(tmp_path: Path) -> None:
+def test_a_start_without_a_recipe_has_no_known_training_classes(tmp_path: Path) -> None:
     save_method(tmp_path / "own.safetensors", sosn.SoSN(channels=1, input_size=28))
     train(tiny("steps=2", "every=2", f"start={tmp_path / 'own.safetensors'}"), tmp_path / "run")
     assert load_tensors(tmp_path / "run" / "model.safetensors")[1]["seen"] == []

@@ -95,21 +95,21 @@ def _rows() -> list[Row]:
     rows = []
     for name, (label, settings, protocols) in METHODS.items():
         for protocol in protocols.split():
-            own = (*SHARED, *BUDGET, *words(settings))
-            rows.append(_row(ONE_BUDGET, f"{name}-{protocol}", label, f"mini-imagenet-{protocol}", own, protocol))
+            overrides = (*SHARED, *BUDGET, *words(settings))
+            rows.append(_row(ONE_BUDGET, f"{name}-{protocol}", label, f"mini-imagenet-{protocol}", overrides, protocol))
     for name, (label, settings) in LARGE.items():
         for protocol in SHOTS:
-            own = (*SHARED, *BUDGET, *words(settings))
-            rows.append(_row("224×224", f"{name}-{protocol}", label, f"mini-imagenet-{protocol}-224", own, protocol))
+            overrides = (*SHARED, *BUDGET, *words(settings))
+            rows.append(_row("224×224", f"{name}-{protocol}", label, f"mini-imagenet-{protocol}-224", overrides, protocol))
     for name, (label, settings, other) in OTHERS.items():
         for protocol in SHOTS:
-            own = (*SHARED, *BUDGET, *words(settings))
-            row = _row(OTHER, f"{name}-{protocol}", label, f"mini-imagenet-{protocol}", own, protocol)
+            overrides = (*SHARED, *BUDGET, *words(settings))
+            row = _row(OTHER, f"{name}-{protocol}", label, f"mini-imagenet-{protocol}", overrides, protocol)
             rows.append(replace(row, against=(f"{other}-{protocol}",)))
     for name, (more, settings, others) in LONGS.items():
         for protocol in SHOTS:
-            label, own = METHODS["sigme"][0], ("precision=bf16", *words(settings))
-            row = _row(LONG, f"{name}-{protocol}", f"{label}{more}", f"mini-imagenet-{protocol}", own, protocol)
+            label, overrides = METHODS["sigme"][0], ("precision=bf16", *words(settings))
+            row = _row(LONG, f"{name}-{protocol}", f"{label}{more}", f"mini-imagenet-{protocol}", overrides, protocol)
             rows.append(replace(row, beside=label, against=tuple(f"{other}-{protocol}" for other in others)))
     for name, first, label, second in STAGES:
         stage = _row(FIRST_STAGE, f"{name}-pretrain", first, f"{TABLE}-{name}-pretrain", (), "5w1s")

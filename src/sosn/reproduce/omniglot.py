@@ -41,8 +41,8 @@ def group(partition: str) -> str:
 
 def _row(name: str, label: str, protocol: str, partition: str, settings: tuple[str, ...], test: tuple[str, ...]) -> Row:
     measures = tuple(Measure(split, *PROTOCOLS[one]) for split, one in (("val", protocol), *(("test", one) for one in test)))
-    own = (f"partition={partition}", *SHARED, *BUDGET[PROTOCOLS[protocol][0]], *settings)
-    return Row(TABLE, group(partition), name, label, f"omniglot-{protocol}", own, measures)
+    overrides = (f"partition={partition}", *SHARED, *BUDGET[PROTOCOLS[protocol][0]], *settings)
+    return Row(TABLE, group(partition), name, label, f"omniglot-{protocol}", overrides, measures)
 
 
 def _rows() -> Iterator[Row]:
@@ -53,16 +53,16 @@ def _rows() -> Iterator[Row]:
                 yield _row(f"{name}-{partition}-{protocol}", label, protocol, partition, settings, test)
     label, settings = METHODS["sigme"]
     for size in SIZES:
-        own = (*settings, f"size={size}", *SMALL)
-        row = _row(f"size-{size}", f"{label}, drawings brought to {size}²", "20w1s", "vinyals", own, ())
+        overrides = (*settings, f"size={size}", *SMALL)
+        row = _row(f"size-{size}", f"{label}, drawings brought to {size}²", "20w1s", "vinyals", overrides, ())
         yield replace(row, group="image size")
-    for partition, name, title, own in BEST:
+    for partition, name, title, overrides in BEST:
         first = _row(f"{name}-pretrain", FIRST, "20w1s", partition, (), ())
-        yield replace(first, group=FIRST_STAGE, recipe="omniglot-best-pretrain", words=own)
+        yield replace(first, group=FIRST_STAGE, recipe="omniglot-best-pretrain", words=overrides)
         for protocol in ("20w1s", "20w5s"):
             best = _row(f"{name}-{protocol}", "SoSN(⊗+R)+SigmE, two stages", protocol, partition, (), tuple(PROTOCOLS))
             recipe = f"omniglot-best-{protocol}"
-            yield replace(best, beside=label, group=title, recipe=recipe, words=own, start=first.id)
+            yield replace(best, beside=label, group=title, recipe=recipe, words=overrides, start=first.id)
 
 
 ROWS = tuple(_rows())

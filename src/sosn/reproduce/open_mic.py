@@ -30,8 +30,8 @@ def _rows(table: str) -> Iterator[Row]:
                     Measure("test", way, 1, QUERY, (f"test={test}",), part if part == test else f"{part}→{test}")
                     for test in tests
                 )
-                own = (f"train={part}", f"test={tests[0]}", f"way={way}", *settings)
-                yield Row(table, f"{way}-way", f"{name}-{part}-{way}w", label, table, own, measures)
+                overrides = (f"train={part}", f"test={tests[0]}", f"way={way}", *settings)
+                yield Row(table, f"{way}-way", f"{name}-{part}-{way}w", label, table, overrides, measures)
 
 
 ROWS = {table: tuple(_rows(table)) for table in TABLES}

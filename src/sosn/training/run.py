@@ -52,7 +52,7 @@ class Run:
             )
 
     def check_same(self, recipe: Recipe) -> None:
-        """Refuse to resume a run with another recipe than its own."""
+        """Refuse to resume a run with a different recipe."""
         if not self.exists:
             raise UsageError(
                 f"there is no run to resume in {str(self.folder)!r}: remove --resume, or give the run's folder as --out"
