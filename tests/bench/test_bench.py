@@ -1,4 +1,4 @@
-"""`sosn bench`: what its contenders do, how they are timed, and what becomes of the figures."""
+"""`sosn bench`: its contenders, how they are timed, and the output."""
 
 import json
 import os

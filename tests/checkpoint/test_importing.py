@@ -1,4 +1,4 @@
-"""Models from elsewhere: the 2018 release of Relation Net, and frozen encoders."""
+"""Imported models: the 2018 release of Relation Net, and frozen encoders."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""Models that come with the package."""
+"""Shipped models."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Weights come back as they were saved, and a write that fails leaves what was there."""
+"""Weights are loaded as saved, and a failed write keeps the old file."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Frozen backbones of timm's with second-order prototypes, from a local file of weights."""
+"""Frozen timm backbones with second-order prototypes, with weights from a local file."""
 
 from pathlib import Path
 from typing import Any

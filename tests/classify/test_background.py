@@ -1,4 +1,4 @@
-"""Light strokes on a dark ground: seen, inverted to the way round that the model knows, and told."""
+"""Light-on-dark drawings are detected, inverted for the model, and reported."""
 
 import warnings
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def _negative(images: list[Tensor]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("preprocessing", "ground"),
+    ("preprocessing", "background"),
     [
         (Preprocessing(1, 28, [0.92], [0.2]), "light"),
         (Preprocessing(1, 28, [0.08], [0.2]), "dark"),
@@ -57,9 +57,9 @@ def _negative(images: list[Tensor]) -> list[Tensor]:
     ],
 )
 def test_the_background_of_a_model_is_that_of_its_training_images(
-    preprocessing: Preprocessing, ground: Background | None
+    preprocessing: Preprocessing, background: Background | None
 ) -> None:
-    assert background_for(preprocessing) == ground
+    assert background_for(preprocessing) == background
     assert background_for(preprocessing, "as_is") is None
 
 
@@ -69,9 +69,9 @@ def test_the_mean_image_gives_the_background_too() -> None:
     assert background_for(preprocessing) == "light"
 
 
-@pytest.mark.parametrize(("name", "ground"), [("glyphs", "light"), ("omniglot", "light"), ("mini-imagenet", None)])
-def test_the_shipped_models_for_drawings_expect_a_light_background(name: str, ground: Background | None) -> None:
-    assert background_for(sosn.load(name).preprocessing) == ground
+@pytest.mark.parametrize(("name", "background"), [("glyphs", "light"), ("omniglot", "light"), ("mini-imagenet", None)])
+def test_the_shipped_models_for_drawings_expect_a_light_background(name: str, background: Background | None) -> None:
+    assert background_for(sosn.load(name).preprocessing) == background
 
 
 @pytest.mark.parametrize("size", [28, 84])
@@ -81,16 +81,16 @@ def test_every_generated_character_is_inverted_on_the_wrong_background_only(size
         -1, channels, -1, -1
     )
     negative = 255 - images
-    for ground, own, other in (("light", images, negative), ("dark", negative, images)):
-        for given, count in ((own, 0), (other, len(images))):
-            found, measured = inverted(given, ground)  # type: ignore[arg-type]
-            assert measured == count
-            assert torch.equal(found, own)
+    for background, unchanged, other in (("light", images, negative), ("dark", negative, images)):
+        for given, count in ((unchanged, 0), (other, len(images))):
+            found, inversions = inverted(given, background)  # type: ignore[arg-type]
+            assert inversions == count
+            assert torch.equal(found, unchanged)
         assert inverted(other, None)[1] == 0
 
 
 def _tones(low: int, high: int) -> Tensor:
-    """A ring between two tones: the first its ground, the second its stroke."""
+    """A ring between two tones: the first its background, the second its stroke."""
     across = torch.arange(28) - 13.5
     distance = (across[:, None] ** 2 + across**2).sqrt()
     return torch.where((distance - 8).abs() < 1.5, high, low).to(torch.uint8).view(1, 1, 28, 28)
@@ -110,17 +110,17 @@ def test_the_background_is_detected_relative_to_the_range_of_the_image(image: Te
     assert inverted(image, "light")[1] == count
 
 
-@pytest.mark.parametrize("ground", ["light", "dark"])
-def test_a_grey_uneven_background_becomes_pure_and_strokes_are_kept(ground: Background) -> None:
+@pytest.mark.parametrize("background", ["light", "dark"])
+def test_a_grey_uneven_background_becomes_pure_and_strokes_are_kept(background: Background) -> None:
     board = _tones(60, 200)
     board[..., ::2, :] -= 8 * (board[..., ::2, :] == 60)  # half of it is darker than its median
-    given, pure = (board, 255) if ground == "light" else (255 - board, 0)
-    found, count = inverted(given, ground)
+    given, pure = (board, 255) if background == "light" else (255 - board, 0)
+    found, count = inverted(given, background)
     assert count == 1
-    strokes = round(255 * (200 - 60) / (255 - 60))  # as far from the ground as they were, of what there is
+    strokes = round(255 * (200 - 60) / (255 - 60))  # as far from the background as they were, of what there is
     assert torch.equal(found == pure, board <= 60)
-    assert found[board == 200].unique().tolist() == [255 - strokes if ground == "light" else strokes]
-    assert inverted(found, ground)[1] == 0
+    assert found[board == 200].unique().tolist() == [255 - strokes if background == "light" else strokes]
+    assert inverted(found, background)[1] == 0
 
 
 def test_a_filled_shape_a_frame_and_colour_are_not_inverted() -> None:
@@ -273,9 +273,9 @@ def test_negatives_of_omniglot_drawings_are_detected(real_data: Path) -> None:
     assert inverted(255 - images, "light")[1] == len(images) == 300
 
 
-def _paper(ground: int, ink: int) -> Tensor:
+def _paper(background: int, ink: int) -> Tensor:
     """A dark cross on paper."""
-    image = torch.full((1, 64, 64), ground, dtype=torch.uint8)
+    image = torch.full((1, 64, 64), background, dtype=torch.uint8)
     image[:, 20:44, 31:33] = image[:, 31:33, 20:44] = ink
     return image
 
@@ -288,7 +288,7 @@ def test_shaded_paper_with_a_glare_is_paper() -> None:
     faint = torch.full((1, 64, 64), 20, dtype=torch.uint8)  # an all but black picture with a little noise is no drawing
     faint[:, ::7, ::7] = 40
     pictures = torch.stack((glare, shade, speck, faint))
-    shown, count = inverted(pictures, "light")
+    result, count = inverted(pictures, "light")
     assert count == 0
-    assert torch.equal(shown, pictures)
+    assert torch.equal(result, pictures)
     assert inverted(255 - pictures[1:3], "light")[1] == 2

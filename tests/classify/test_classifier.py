@@ -1,4 +1,4 @@
-"""The classifier: pictures of any form in, answers out, and scikit-learn's habits kept."""
+"""The classifier takes images in any form and follows scikit-learn's conventions."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""A gallery: classes come and go, the shortlist holds the right ones, and a crash leaves it whole."""
+"""A gallery: classes are added and removed, the shortlist has the right ones, and a crash does no damage."""
 
 import sqlite3
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Models as ONNX: what ONNX Runtime gives is what PyTorch gives, and an example needs nothing else."""
+"""ONNX export: ONNX Runtime gives the same results as PyTorch."""
 
 import json
 import subprocess

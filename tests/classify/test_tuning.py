@@ -1,4 +1,4 @@
-"""Tuning on own images: kept where it helps, thrown away where it does not."""
+"""Tuning is kept if it helps and discarded if not."""
 
 import json
 from pathlib import Path
@@ -124,7 +124,7 @@ def test_classes_that_a_model_was_tuned_to_are_not_evaluated_as_new(
     tree = f"data=folder:{tmp_path / 'photos'}"
     with pytest.raises(DataError, match=r"test classes, such as '\w+', are training or tuning classes of 'tuned'"):
         evaluate_model("tuned", [tree, *few])
-    evaluate_model("glyphs", [tree, *few])  # which has not seen them
+    evaluate_model("glyphs", [tree, *few])  # whose training classes are others
     evaluate_model("tuned", [f"data=folder:{tmp_path / 'others'}", *words, "val_share=0", "test_share=0.9"])
     written = load_tensors(tmp_path / "tuned" / "model.safetensors")[1]["seen"]
     tuned_to = f"{inside or 'photos'}0"
@@ -136,15 +136,17 @@ def test_classes_that_a_model_was_tuned_to_are_not_evaluated_as_new(
 
 def test_drawings_with_the_wrong_background_are_inverted_before_tuning(cli: Cli, bank: Bank, tmp_path: Path) -> None:
     for number, name in enumerate(bank.names):
-        for ground, folder in (("light", tmp_path / "light"), ("dark", tmp_path / "dark")):
+        for background, folder in (("light", tmp_path / "light"), ("dark", tmp_path / "dark")):
             (folder / f"letter{number}").mkdir(parents=True)
             for place, image in enumerate(bank.class_images(name)):
-                shown = image if ground == "light" else 255 - image
-                Image.fromarray(shown[0].numpy()).save(folder / f"letter{number}" / f"{place}.png")
+                drawing = image if background == "light" else 255 - image
+                Image.fromarray(drawing[0].numpy()).save(folder / f"letter{number}" / f"{place}.png")
     printed = {}
-    for ground in ("light", "dark"):
-        code, out, err = cli("tune", "--support", ground, "--model", "glyphs", "--steps", "1", "--out", ground[0], "--json")
+    for background in ("light", "dark"):
+        code, out, err = cli(
+            "tune", "--support", background, "--model", "glyphs", "--steps", "1", "--out", background[0], "--json"
+        )
         assert code == 0, err
-        printed[ground] = json.loads(out) | {"folder": None}
-        assert ("inverted 24 of 24 images" in err) == (ground == "dark")
+        printed[background] = json.loads(out) | {"folder": None}
+        assert ("inverted 24 of 24 images" in err) == (background == "dark")
     assert printed["light"] == printed["dark"]

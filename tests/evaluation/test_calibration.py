@@ -1,4 +1,4 @@
-"""Probabilities that mean what they say, and "none of these"."""
+"""Calibrated probabilities and "none of these"."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The protocol: figures are those of the formula, and every method meets the same episodes."""
+"""The protocol: figures follow the formula, and every method has the same episodes."""
 
 import math
 import subprocess

@@ -1,4 +1,4 @@
-"""The ledger of this repository: its entries were trained with the recipes that their rows have today."""
+"""The ledger of this repository: its entries were trained with the current recipes of their rows."""
 
 from collections import Counter
 from pathlib import Path

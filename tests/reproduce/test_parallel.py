@@ -1,4 +1,4 @@
-"""Trainings side by side: so many at a time, in order, none before what it starts from, and none left behind."""
+"""Parallel trainings: a limited number at a time, in order, each after its start, and all ended on interruption."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Several processes that train together: two of them on the CPU, over gloo."""
+"""Distributed training: two processes on the CPU, over gloo."""
 
 import json
 import os

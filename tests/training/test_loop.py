@@ -1,4 +1,4 @@
-"""Training: it learns, it is repeatable, and nothing is lost when something goes wrong."""
+"""Training learns, is reproducible, and loses nothing on failure."""
 
 import gc
 import json

@@ -1,4 +1,4 @@
-"""Episodes read ahead by worker processes, from banks on disk, are the ones that would have been drawn on the spot."""
+"""Episodes that workers read ahead equal those drawn in the main process."""
 
 import signal
 import subprocess

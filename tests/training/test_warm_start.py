@@ -1,4 +1,4 @@
-"""A warm start takes what fits, says so, is never taken twice, and does not make seen classes look new."""
+"""A warm start takes the weights that fit, reports them, and keeps the training classes."""
 
 import json
 import shutil

@@ -58,7 +58,7 @@ def training_classes(model: str, dataset: str = "") -> list[TrainingClasses]:
     before = [one for one in earlier_classes(model, recipe) if dataset in ("", one.data.name)]
     if dataset not in ("", recipe.data.name):  # opening another dataset may take seconds
         return before
-    return [TrainingClasses(recipe.data, frozenset(own_classes(model, recipe))), *before]
+    return [TrainingClasses(recipe.data, frozenset(last_training_classes(model, recipe))), *before]
 
 
 def earlier_classes(model: str, recipe: Recipe) -> list[TrainingClasses]:
@@ -74,9 +74,9 @@ def earlier_classes(model: str, recipe: Recipe) -> list[TrainingClasses]:
         return []
 
 
-def own_classes(model: str, recipe: Recipe) -> set[str]:
+def last_training_classes(model: str, recipe: Recipe) -> set[str]:
     """Return the classes of a model's last training: as its run recorded them, or else as its recipe finds them now."""
-    written = written_classes(model)
+    written = recorded_classes(model)
     if written is not None:
         return written
     try:
@@ -85,7 +85,7 @@ def own_classes(model: str, recipe: Recipe) -> set[str]:
         return set()
 
 
-def written_classes(model: str) -> set[str] | None:
+def recorded_classes(model: str) -> set[str] | None:
     """Return the classes of a model's last training as its run recorded them, or None if it recorded none."""
     path = model_path(model)
     if path.name != WEIGHTS_FILE:

@@ -12,11 +12,11 @@ from sosn.checkpoint.registry import load_with_recipe
 from sosn.checkpoint.training_classes import (
     TrainingClasses,
     earlier_classes,
+    last_training_classes,
     overlap,
-    own_classes,
+    recorded_classes,
     same_classes,
     training_classes,
-    written_classes,
 )
 from sosn.data.bank import Bank
 from sosn.data.dataset import open_bank
@@ -152,9 +152,9 @@ def check_unseen(model: str, trained: Recipe, recipe: Recipe, bank: Bank, split:
         return
     trained_on = earlier_classes(model, trained)
     if same_classes(trained.data, recipe.data):
-        written = written_classes(model)
+        written = recorded_classes(model)
         if written is None and recipe.data != trained.data:  # otherwise the split is the same
-            written = own_classes(model, trained)
+            written = last_training_classes(model, trained)
         trained_on.append(TrainingClasses(trained.data, frozenset(written or ())))
     known = overlap(trained_on, recipe.data, bank.names)
     if known:
