@@ -53,7 +53,7 @@ def test_a_matrix_of_n_vectors_has_at_most_rank_n_and_larger_images_have_more(ba
     assert method.preprocessing.size == 28
     again = ranks(SoSN(channels=1, input_size=28, power_norm="none"), bank, (28,), 10, seed=0)
     assert again[0]["rank"] == again[0]["normalised_rank"]
-    with pytest.raises(UsageError, match="second-order matrices, which 'prototypical' does not have"):
+    with pytest.raises(UsageError, match="ranks need a method with second-order matrices, such as SoSN, not 'prototypical'"):
         ranks(PrototypicalNet(channels=1, input_size=28), bank, (28,), 2, 0)
 
 
@@ -129,7 +129,7 @@ def test_copies_of_a_vector_are_the_share_that_was_asked_for() -> None:
     assert torch.equal(more[..., 9], more[..., 11])
 
 
-def test_burstiness_tells_how_far_descriptors_move_with_the_norm_and_without(bank: Bank) -> None:
+def test_burstiness_measures_how_far_descriptors_move_with_the_norm_and_without(bank: Bank) -> None:
     torch.manual_seed(3)
     with_norm, without = (SoSN(channels=1, input_size=28, power_norm=norm) for norm in ("sigme", "none"))
     without.load_state_dict(with_norm.state_dict())
@@ -141,7 +141,7 @@ def test_burstiness_tells_how_far_descriptors_move_with_the_norm_and_without(ban
         assert one["score"] > 0
         assert one["descriptor_ci95"] > 0
     assert found["one feature vector, 25% of all"]["descriptor"] < found["one feature vector, 50% of all"]["descriptor"]
-    with pytest.raises(UsageError, match="not on 'prototypical'"):
+    with pytest.raises(UsageError, match="not 'prototypical'"):
         burstiness(PrototypicalNet(channels=1, input_size=28), bank, 5, 1, 2, 4, 0)
 
 

@@ -435,7 +435,9 @@ def test_a_missing_split_is_reported_and_measured_later(tmp_path: Path) -> None:
 
 def test_rows_without_images_are_skipped_and_all_of_them_are_an_error(tmp_path: Path) -> None:
     wanted = Options(["sigme-5w1s", "sigme-224-5w1s"], overrides=[*CPU, "input_size=28"], quick=True)
-    with pytest.raises(DataError, match="mini-imagenet at 84×84 is not prepared: give --data DIR"):
+    with pytest.raises(
+        DataError, match="mini-imagenet at 84×84 is not prepared: give the folder of the dataset with --data DIR"
+    ):
         reproduce_rows("mini-imagenet", tmp_path / "runs", wanted)
     assert not (tmp_path / "runs").exists()
     words = f"data prepare mini-imagenet --from {photos(tmp_path / 'photos')}"
