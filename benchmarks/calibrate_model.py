@@ -1,12 +1,12 @@
-"""Measure how sure models may be, on their own validation classes, and write that where the classifier looks for it.
+"""Calibrate models on their validation classes, and write the result where the classifier reads it.
 
     python benchmarks/calibrate_model.py glyphs             # a shipped model: into its card
     python benchmarks/calibrate_model.py runs/my-photos     # a run: into its folder, as calibration.json
     python benchmarks/calibrate_model.py glyphs omniglot mini-imagenet --episodes 3000 --device cuda
 
-Temperatures and thresholds are fitted on 200 episodes of 5 classes (as many queries at every other size) and judged on as many
-others: expected calibration error, AUROC of known against unknown classes, and the shares that a threshold for 5% refuses. The
-more episodes, the nearer a threshold comes to the share that it may refuse; 200 are minutes on a CPU, 3,000 seconds on a GPU.
+Temperatures and thresholds are fitted on 200 episodes of 5 classes (as many queries at every other size) and evaluated on as
+many others: expected calibration error, AUROC of known against unknown classes, and the shares that the 5% threshold rejects.
+With more episodes, a threshold comes closer to the share that it may reject. 200 take minutes on a CPU, 3,000 seconds on a GPU.
 """
 
 import argparse
@@ -28,19 +28,19 @@ def main() -> None:
     parser.add_argument("--query", type=int, default=5, help="queries of each class of an episode")
     parser.add_argument("--episodes", type=int, default=200)
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--add", action="store_true", help="keep what was measured before at other sizes")
+    parser.add_argument("--add", action="store_true", help="keep earlier measurements of other sizes")
     wanted = parser.parse_args()
     for model in wanted.models:
         calibrate(model, wanted)
 
 
 def calibrate(model: str, wanted: argparse.Namespace) -> None:
-    """Measure one model and write down what was found."""
+    """Calibrate one model and write the result."""
     method, recipe = load_with_recipe(model)
     device = resolve_device(wanted.device)
     bank = open_split(recipe, "val").to(device)
     sizes = (wanted.ways, wanted.shots, wanted.query, wanted.episodes)
-    calibration = measure(method.to(device), bank, "val", recipe.data.name, *sizes, say=lambda line: print(model, line))
+    calibration = measure(method.to(device), bank, "val", recipe.data.name, *sizes, log=lambda line: print(model, line))
     before = calibration_of(model) if wanted.add else None
     if before is not None:
         measured = {(one.way, one.shot): one for one in (*before.sizes, *calibration.sizes)}

@@ -1,11 +1,11 @@
-"""Measure shipped models under further protocols, and write the figures into their cards.
+"""Evaluate shipped models with further protocols, and write the figures to their cards.
 
     python benchmarks/card_figures.py omniglot omniglot-5shot --split test --words "" all_rotations=true \
         --sizes 5,1,1 5,5,5 20,1,1 20,5,2 --episodes 1000
     python benchmarks/card_figures.py mini-imagenet mini-imagenet-5shot --sizes 5,1,15 5,5,15
 
-Each size is measured with each of the words for `sosn eval` ("" is none, several go with commas), on the weights as they are
-shipped. A figure takes the place of an earlier one of the same size, split and words; cards are written after every figure.
+Each size is evaluated with each of --words for `sosn eval` ("" is none; separate several with commas), with the shipped
+weights. A figure replaces an earlier one of the same size, split and words. Cards are written after every figure.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from sosn.evaluation.model import evaluate_model
 from sosn.util.device import machine
 from sosn.util.files import write_atomically
 
-WHICH = ("split", "words", "way", "shot", "query")  # what tells one figure from another
+WHICH = ("split", "words", "way", "shot", "query")  # keys that identify a figure
 
 
 def main() -> None:
@@ -37,12 +37,12 @@ def main() -> None:
 
 
 def add_figure(model: str, split: str, words: str, size: str, episodes: int) -> None:
-    """Measure one figure and put it into the card."""
+    """Measure one figure and add it to the card."""
     card = model_card(model)
     numbers = dict(zip(("way", "shot", "query"), map(int, size.split(",")), strict=True)) | {"episodes": episodes}
-    own = [word for word in words.split(",") if word]
-    result, _ = evaluate_model(model, [*own, f"split={split}", *(f"{key}={value}" for key, value in numbers.items())])
-    figure = {"split": split, "words": own, **result.to_json()}
+    overrides = [word for word in words.split(",") if word]
+    result, _ = evaluate_model(model, [*overrides, f"split={split}", *(f"{key}={value}" for key, value in numbers.items())])
+    figure = {"split": split, "words": overrides, **result.to_json()}
     figure["measured_with"] = {"machine": machine(), "sosn": sosn.__version__, "torch": torch.__version__}
     others = [one for one in card.get("figures", []) if any(one[key] != figure[key] for key in WHICH)]
     calibration = {"calibration": card.pop("calibration")} if "calibration" in card else {}  # it stays last

@@ -1,9 +1,9 @@
-"""Is a model trained with the engine as good as one trained layer by layer? Same recipe, same seed, same episodes.
+"""Compare the accuracy of models trained with the engine and with plain layers, at the same recipe and seed.
 
     python benchmarks/engine_accuracy.py mini-imagenet-5w1s --seeds 0 1 --out results/engine-accuracy.json steps=1250
 
-Both are judged with the plain layers on the same episodes of val, so the difference is one of training alone. A row of the file
-is a recipe with its words, a seed and a machine; one that is measured again takes the place of the old one.
+Both are evaluated with plain layers on the same validation episodes, so that only training differs. A row of the file is a
+recipe with its words, a seed and a machine. A repeated measurement replaces the old row.
 """
 
 import argparse
@@ -29,7 +29,7 @@ ENGINES = ("auto", "plain")
 
 
 def run(recipe: Recipe) -> tuple[Evaluation, float]:
-    """A model of a recipe on the episodes of val, and how long it trained."""
+    """Train a recipe; return its accuracy on validation episodes and the seconds of training."""
     with tempfile.TemporaryDirectory() as folder:
         result = train(recipe, Path(folder) / "run")
     bank = open_split(recipe, "val").to(result.method.device)
@@ -39,8 +39,8 @@ def run(recipe: Recipe) -> tuple[Evaluation, float]:
 
 
 def measure(name: str, words: list[str], seed: int) -> dict[str, Any]:
-    """A row: both accuracies, and the engine's less the other with its p-value over episodes."""
-    recipes = [override(load_recipe(name), [*words, f"seed={seed}", f"engine={kind}"]) for kind in ENGINES]
+    """Return a row: both accuracies, and their difference with its p-value over episodes."""
+    recipes = [override(load_recipe(name), [*words, f"seed={seed}", f"engine={one}"]) for one in ENGINES]
     (ours, quick), (theirs, slow) = (run(recipe) for recipe in recipes)
     difference = compare(ours, theirs)
     return {
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("recipe")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("words", nargs="*", default=[], help="key=value over the recipe")
+    parser.add_argument("words", nargs="*", default=[], help="key=value words that change the recipe")
     wanted = parser.parse_intermixed_args()
     rows = json.loads(wanted.out.read_text("utf-8"))["rows"] if wanted.out.exists() else []
     for seed in wanted.seeds:

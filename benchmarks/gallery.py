@@ -1,12 +1,12 @@
-"""One picture of each of many classes: recall of the shortlist, accuracy against scoring all classes, time a query.
+"""Measure a gallery of many classes with one image each: recall of the shortlist, accuracy, time per query.
 
     python benchmarks/gallery.py answers --model omniglot --data omniglot --device cuda --queries 1000 --out results/FILE.json
     python benchmarks/gallery.py times --model omniglot --data omniglot --queries 30 --out results/FILE.json
 
-Answers are of many queries, on whatever is quick, with 95% intervals; times, of few queries one by one, on the CPU unless told
-otherwise. Each call replaces its own part of the file (results/gallery-omniglot.json is in the documentation) and leaves the
-other if it is of the same weights. All classes of the dataset take part, those that the model was trained on too, which is said
-in the result: the measure here is the cost of many classes, not the accuracy on new ones.
+`answers` measures accuracy with 95% intervals on many queries, on any device. `times` measures single queries, on the CPU by
+default. Each replaces its part of the file and keeps the other part if it has the same weights; the documentation shows
+results/gallery-omniglot.json. All classes of the dataset are used, also training classes of the model, as the result says: this
+measures the cost of many classes, not the accuracy on new ones.
 """
 
 import argparse
@@ -27,11 +27,11 @@ from sosn.classify.gallery import Gallery
 from sosn.util.device import machine, resolve_device
 
 SHORTLISTS = (10, 20, 50, 100)
-Asked = list[tuple[str, Tensor]]  # queries: the right class and a picture of it
+Asked = list[tuple[str, Tensor]]  # queries: the true class and an image of it
 
 
 def pictures(data: str) -> dict[str, Tensor]:
-    """The drawings of every class of all splits that there are: the first to show, the others to ask for."""
+    """Return the images of every class of all splits: the first is the support, the others are queries."""
     classes: dict[str, Tensor] = {}
     for split in ("train", "val", "test"):
         bank = sosn.open_bank(data, split)
@@ -40,19 +40,19 @@ def pictures(data: str) -> dict[str, Tensor]:
 
 
 def ask(classes: dict[str, Tensor], queries: int) -> Asked:
-    """So many queries: the second picture of each class in turn, then the third of each, and so on."""
-    most = max(len(own) for own in classes.values())
-    pool = ((name, own[place]) for place in range(1, most) for name, own in classes.items() if place < len(own))
+    """Return this number of queries: the second image of each class, then the third of each, and so on."""
+    most = max(len(images) for images in classes.values())
+    pool = ((name, images[place]) for place in range(1, most) for name, images in classes.items() if place < len(images))
     return [one for one, _ in zip(pool, range(queries), strict=False)]
 
 
 def measure(part: str, model: str, classes: dict[str, Tensor], queries: int, device: str) -> dict[str, Any]:
-    """Answers of a gallery with these classes, or its times."""
+    """Measure the answers or the times of a gallery with these classes."""
     asked = ask(classes, queries)
     with tempfile.TemporaryDirectory() as folder:
         gallery = Gallery.create(Path(folder) / "gallery", model, device)
         began = time.perf_counter()
-        gallery.add_classes({name: own[:1] for name, own in classes.items()})
+        gallery.add_classes({name: images[:1] for name, images in classes.items()})
         built = time.perf_counter() - began
         row: dict[str, Any] = {"classes": len(classes), "queries": len(asked)}
         if part == "times":
@@ -63,18 +63,18 @@ def measure(part: str, model: str, classes: dict[str, Tensor], queries: int, dev
 
 
 def answers(gallery: Gallery, asked: Asked, shortlist: int | None) -> dict[str, Any]:
-    """How often the first class is the right one, and how often the shortlist has it."""
+    """Return the accuracy, and the share of queries whose class is in the shortlist."""
     names, images = [name for name, _ in asked], [image for _, image in asked]
     found = gallery.search(images, 1, shortlist)
-    told = share([row[0].label == name for name, row in zip(names, found, strict=True)], names, "accuracy")
+    figures = share([row[0].label == name for name, row in zip(names, found, strict=True)], names, "accuracy")
     if shortlist is not None:
         listed = gallery.shortlist(images, shortlist)
-        told |= share([name in row for name, row in zip(names, listed, strict=True)], names, "recall")
-    return told
+        figures |= share([name in row for name, row in zip(names, listed, strict=True)], names, "recall")
+    return figures
 
 
 def times(gallery: Gallery, asked: Asked, shortlist: int | None) -> dict[str, Any]:
-    """The median time of a query, one by one, after a first that does not count."""
+    """Return the median time of a single query, after a warm-up."""
     gallery.search([asked[0][1]], 1, shortlist)
     seconds = []
     for _, image in asked:
@@ -85,7 +85,7 @@ def times(gallery: Gallery, asked: Asked, shortlist: int | None) -> dict[str, An
 
 
 def share(right: list[bool], names: list[str], called: str) -> dict[str, Any]:
-    """The share of right ones and Wilson's 95% interval. It counts classes, as queries of one class share the picture shown."""
+    """Return the share of correct answers and Wilson's 95% interval over classes, whose queries share a support image."""
     mean, count, z = float(np.mean(right)), len(set(names)), 1.96
     middle, scale = mean + z**2 / (2 * count), 1 + z**2 / count
     half = z * (mean * (1 - mean) / count + z**2 / (4 * count**2)) ** 0.5
@@ -109,7 +109,7 @@ def main() -> None:
         chosen = {name: classes[name] for name in order[: size or len(order)]}
         rows.append(measure(wanted.part, wanted.model, chosen, wanted.queries, wanted.device))
         print(json.dumps(rows[-1]))
-    weights = hashlib.sha256(model_path(wanted.model).read_bytes()).hexdigest()[:8]  # so that no file holds parts of two models
+    weights = hashlib.sha256(model_path(wanted.model).read_bytes()).hexdigest()[:8]  # so that no file mixes two models
     what = f"one picture a class of {wanted.data}, classes of training included; model {wanted.model} ({weights})"
     known = json.loads(wanted.out.read_text("utf-8")) if wanted.out.exists() else {}
     document = known if known.get("what") == what else {"what": what}

@@ -1,11 +1,10 @@
-"""Does power normalisation help on glyphs, at one budget? Trains each norm with several seeds and compares on test classes.
+"""Compare power norms on glyphs at one budget: train each with several seeds and evaluate on test classes.
 
     python benchmarks/glyphs_power_norm.py --out results/glyphs-power-norm.json
 
-A seed stands for a world of its own: other alphabets, other weights, other episodes. Rows hold accuracies by seed: whether a
-difference is more than the luck of a seed is for a test over seeds to say. Every norm sees the same training episodes for the
-same seed and is judged on the same test episodes; nothing is selected on them. The default recipe was settled on seed 0, so
-the default seeds here leave it out.
+A seed changes the alphabets, the weights and the episodes. Rows have the accuracy for each seed, for tests over seeds. For one
+seed, all norms have the same training and test episodes, and nothing is selected on the test episodes. The default recipe was
+tuned on seed 0, so the default seeds exclude it.
 """
 
 import argparse
@@ -39,7 +38,7 @@ def run(norm: str, seed: int, overrides: list[str]) -> Evaluation:
 
 
 def rows(results: dict[tuple[str, int], Evaluation], norms: list[str], seeds: list[int]) -> list[dict[str, Any]]:
-    """A row a norm: accuracy by seed, and what the first norm has over it by seed, with p-values over episodes."""
+    """Return a row for each norm: accuracy by seed, and the first norm's lead by seed, with p-values over episodes."""
     table: list[dict[str, Any]] = []
     for norm in norms:
         table.append({"norm": norm, "by_seed": [results[norm, seed].accuracy for seed in seeds]})

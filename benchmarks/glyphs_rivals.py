@@ -1,15 +1,15 @@
-"""How do SoSN's rivals do on glyphs, at one budget? Trains every method with several seeds and compares on test classes.
+"""Compare SoSN with other methods on glyphs at one budget: train each with several seeds and evaluate on test classes.
 
     python benchmarks/glyphs_rivals.py --out results/glyphs-rivals.json
-    python benchmarks/glyphs_rivals.py --quick --out results/rehearsal.json      # minutes: does it run?
+    python benchmarks/glyphs_rivals.py --quick --out results/rehearsal.json      # a test run of minutes
 
-Every method takes the default recipe: the same data, training episodes, number of steps, optimiser and selection on validation
-classes (none with every=660: the last weights), its own encoder, loss and the settings named below. Those were chosen on
+Every method uses the default recipe: the same data, training episodes, number of steps, optimiser and selection on validation
+classes (none with every=660: the last weights), with its usual encoder and loss and the settings below. These were chosen on
 validation classes of seed 0: the learning rate is 0.005 (Siamese net: 0.01) where that was a point better than the recipe's
-0.002, the scale of cosines is 10, better than 1. Variants of a method take what the method got; MAML's inner steps and the
-Meta-Learner LSTM's settings were not searched at this budget. The recipe itself was settled for SoSN, also there. A seed stands
-for a world of its own: other alphabets, other weights, other episodes; the default seeds leave 0 out. For one seed all methods
-are judged on the same test episodes, and nothing is selected on them.
+0.002; the scale of cosines is 10, which was better than 1. Variants of a method use the settings of the method. MAML's inner
+steps and the settings of the Meta-Learner LSTM were not searched at this budget. The recipe was tuned for SoSN, also on seed 0.
+A seed changes the alphabets, the weights and the episodes; the default seeds exclude 0. For one seed, all methods are evaluated
+on the same test episodes, and nothing is selected on them.
 """
 
 import argparse
@@ -56,7 +56,7 @@ TRAINED = {  # rows that are trained: method and settings
     "CovaMNet-style": "covamnet",
     "nearest prototype, second order": "nearest_prototype metric=cosine scale=10",
 }
-FROZEN: dict[str, dict[str, Any]] = {  # rows on the encoder of the SoSN above, without training anything more
+FROZEN: dict[str, dict[str, Any]] = {  # rows on the encoder of the SoSN above, without further training
     "SoSN's frozen encoder, second order": {"metric": "cosine"},
     "SoSN's frozen encoder, second order, no power norm": {"metric": "cosine", "power_norm": "none"},
     "SoSN's frozen encoder, mean features": {"metric": "cosine", "representation": "mean"},
@@ -67,7 +67,7 @@ Result = tuple[Evaluation, dict[str, Any]]
 
 
 def run(row: str, seed: int, overrides: list[str], episodes: int) -> dict[str, Result]:
-    """Train one row of the table and evaluate it on test classes; SoSN brings the rows on its encoder."""
+    """Train one row of the table and evaluate it on test classes; SoSN adds the rows on its encoder."""
     method_name, *words = TRAINED[row].split()
     recipe = override(
         load_recipe(RECIPE), [f"method={method_name}", *words, *overrides, f"seed={seed}", f"data.seed={seed}"]
@@ -77,16 +77,18 @@ def run(row: str, seed: int, overrides: list[str], episodes: int) -> dict[str, R
         method = train(recipe, Path(folder) / "run").method
     seconds = time.monotonic() - began
     bank = open_split(recipe, "test").to(method.device)
-    results = {row: judge(method, recipe, bank, episodes, seconds)}
+    results = {row: evaluate_method(method, recipe, bank, episodes, seconds)}
     if method_name == "sosn":
         for name, options in FROZEN.items():
-            results[name] = judge(NearestPrototype.of(method, **options).to(method.device), recipe, bank, episodes, 0.0)
-        results[PIXELS] = judge(NearestPixels().to(method.device), recipe, bank, episodes, 0.0)
+            results[name] = evaluate_method(
+                NearestPrototype.of(method, **options).to(method.device), recipe, bank, episodes, 0.0
+            )
+        results[PIXELS] = evaluate_method(NearestPixels().to(method.device), recipe, bank, episodes, 0.0)
     return results
 
 
-def judge(method: Method, recipe: Recipe, bank: Bank, episodes: int, seconds: float) -> Result:
-    """Accuracy on test episodes, and what else the table says of the method."""
+def evaluate_method(method: Method, recipe: Recipe, bank: Bank, episodes: int, seconds: float) -> Result:
+    """Return the accuracy on test episodes and the other columns of the table."""
     settings = EvaluationSettings(recipe.val_way, recipe.val_shot, 15, episodes, 0)
     result = evaluate(method, bank, settings.way, settings.shot, settings.query, episodes)
     about = {
@@ -101,13 +103,13 @@ def judge(method: Method, recipe: Recipe, bank: Bank, episodes: int, seconds: fl
 
 
 def table(results: dict[tuple[str, int], Result], names: list[str], seeds: list[int]) -> list[dict[str, Any]]:
-    """A row a method: accuracy by seed, and what the first has over it by seed, with p-values over episodes."""
+    """Return a row for each method: accuracy by seed, and the first one's lead by seed, with p-values over episodes."""
     rows: list[dict[str, Any]] = []
     for name in names:
-        own = [results[name, seed] for seed in seeds]
-        rows.append({"name": name, "settings": TRAINED.get(name, ""), **own[0][1]})
-        rows[-1]["training_seconds"] = [about["training_seconds"] for _, about in own]
-        rows[-1]["by_seed"] = [result.accuracy for result, _ in own]
+        by_seed = [results[name, seed] for seed in seeds]
+        rows.append({"name": name, "settings": TRAINED.get(name, ""), **by_seed[0][1]})
+        rows[-1]["training_seconds"] = [about["training_seconds"] for _, about in by_seed]
+        rows[-1]["by_seed"] = [result.accuracy for result, _ in by_seed]
         if name != names[0]:
             pairs = [compare(results[names[0], seed][0], results[name, seed][0]) for seed in seeds]
             rows[-1] |= {"first_minus_this": [p.difference for p in pairs], "p_values": [p.p_value for p in pairs]}
@@ -117,9 +119,9 @@ def table(results: dict[tuple[str, int], Result], names: list[str], seeds: list[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", nargs="+", type=int, default=list(range(100, 106)))
-    parser.add_argument("--episodes", type=int, default=600, help="test episodes a seed")
+    parser.add_argument("--episodes", type=int, default=600, help="test episodes per seed")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="two seeds, a few steps, a few test episodes: a rehearsal")
+    parser.add_argument("--quick", action="store_true", help="test run: two seeds, a few steps, a few test episodes")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("overrides", nargs="*", default=[])
     wanted = parser.parse_args()
@@ -128,9 +130,9 @@ def main() -> None:
     jobs = [(row, seed, wanted.overrides, wanted.episodes) for seed in wanted.seeds for row in TRAINED]
     results: dict[tuple[str, int], Result] = {}
     with ProcessPoolExecutor(wanted.workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for job, told in zip(jobs, pool.map(run, *zip(*jobs, strict=True)), strict=True):
-            results |= {(name, job[1]): result for name, result in told.items()}
-            print(f"seed {job[1]}  {job[0]}  {told[job[0]][0]}", flush=True)
+        for job, found in zip(jobs, pool.map(run, *zip(*jobs, strict=True)), strict=True):
+            results |= {(name, job[1]): result for name, result in found.items()}
+            print(f"seed {job[1]}  {job[0]}  {found[job[0]][0]}", flush=True)
     names = [*TRAINED, *FROZEN, PIXELS]
     document = {
         "what": f"5-way 1-shot on glyphs test classes (synthetic), {wanted.episodes} episodes a seed, running statistics",

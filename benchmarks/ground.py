@@ -1,10 +1,10 @@
-"""Drawings on the ground that a model does not know: right answers with pictures as they are, and inverted as it knows them.
+"""Measure the accuracy on drawings with the wrong background, with images unchanged and with automatic inversion.
 
     python benchmarks/ground.py --models omniglot glyphs --out results/ground-omniglot.json
 
-5-way 1-shot tasks of Omniglot's validation classes go through FewShotClassifier as drawn (paper), as negatives, and as on a
-board: strokes of 0.8 on a ground of 0.25 with noise of 0.03, an imitation. Also how many of all drawings of a split would be
-inverted, and how many of their negatives.
+FewShotClassifier solves 5-way 1-shot tasks of Omniglot's validation classes as drawn (paper), as negatives, and as on a
+blackboard, which is simulated: strokes of 0.8 on a background of 0.25 with noise of 0.03. The script also counts how many
+drawings of a split would be inverted, and how many of their negatives.
 """
 
 import argparse
@@ -24,13 +24,13 @@ from sosn.errors import SosnWarning
 from sosn.util.device import machine
 
 WAY, QUERIES = 5, 5
-STROKES, GROUND, NOISE = 0.8, 0.25, 0.03  # of a board
+STROKES, BACKGROUND, NOISE = 0.8, 0.25, 0.03  # of a blackboard
 
 
 def board(images: Tensor) -> Tensor:
-    """Dark strokes on white as light ones on a grey ground, with noise."""
+    """Turn dark strokes on white into light strokes on a grey background, with noise."""
     noise = NOISE * torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
-    grey = GROUND + (STROKES - GROUND) * (255 - images.float()) / 255 + noise
+    grey = BACKGROUND + (STROKES - BACKGROUND) * (255 - images.float()) / 255 + noise
     return (255 * grey.clamp(0, 1)).round().to(torch.uint8)
 
 
@@ -41,30 +41,30 @@ CASES = [("paper", "paper"), ("negatives", "negatives"), ("paper", "negatives"),
 POLARITIES: tuple[Literal["as_is", "auto"], ...] = ("as_is", "auto")
 
 
-def accuracy(model: str, shown: str, asked: str, polarity: Literal["as_is", "auto"], tasks: int) -> float:
-    """Share of right answers over tasks, which are the same for all."""
+def accuracy(model: str, support_look: str, query_look: str, polarity: Literal["as_is", "auto"], tasks: int) -> float:
+    """Return the mean accuracy over tasks, which are the same for all looks."""
     sampler = sosn.EpisodeSampler(sosn.open_bank("omniglot", "val"), way=WAY, shot=1, query=QUERIES)
     right: list[float] = []
     for number in range(tasks):
         task = sampler.draw(1, sosn.generator("ground", number))
         assert task.labels is not None
-        support, query = LOOKS[shown](task.support[0, :, 0]), LOOKS[asked](task.query[0])
+        support, query = LOOKS[support_look](task.support[0, :, 0]), LOOKS[query_look](task.query[0])
         classifier = sosn.FewShotClassifier(model, polarity=polarity).fit(list(support), list(range(WAY)))
         right.append(float(np.mean(classifier.predict(list(query)) == task.labels[0].numpy())))
     return float(np.mean(right))
 
 
 def measure(model: str, tasks: int) -> list[dict[str, Any]]:
-    """A row for each look of the pictures shown and asked for."""
+    """Return a row for each look of the support and the queries."""
     return [
-        {"model": model, "shown": shown, "asked": asked}
-        | {polarity: accuracy(model, shown, asked, polarity, tasks) for polarity in POLARITIES}
-        for shown, asked in CASES
+        {"model": model, "shown": support_look, "asked": query_look}
+        | {polarity: accuracy(model, support_look, query_look, polarity, tasks) for polarity in POLARITIES}
+        for support_look, query_look in CASES
     ]
 
 
 def recognised(split: str) -> dict[str, Any]:
-    """How many drawings of a split are taken to be on a dark ground, and how many of their negatives."""
+    """Count the drawings of a split that are detected as light-on-dark, and their negatives."""
     images = torch.as_tensor(sosn.open_bank("omniglot", split).images)
     counts = [sum(inverted(part, "light")[1] for part in look.split(1024)) for look in (images, 255 - images)]
     return {"split": split, "drawings": len(images), "turned": counts[0], "negatives_turned": counts[1]}

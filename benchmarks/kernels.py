@@ -1,9 +1,9 @@
-"""Time of every Triton kernel at the shapes of a training step, on a GPU; --sweep looks for faster ways to launch them.
+"""Time every Triton kernel at the shapes of a training step, on a GPU; --sweep searches for faster launches.
 
     python benchmarks/kernels.py                           µs and GB/s of each kernel, at 8 and 32 episodes
     python benchmarks/kernels.py --sweep --episodes 32     the fastest Launch of each kernel, within a time limit
 
-GB/s counts what a kernel has to read and write at least, once, whatever it really moves.
+GB/s counts the least that a kernel must read and write, not what it really moves.
 """
 
 import argparse
@@ -36,7 +36,7 @@ PROGRAMS = (264, 528, 1056, 2112)
 
 @dataclass(frozen=True)
 class Case:
-    """A function that launches a kernel, the bytes it has to move, and the constant that says how it is launched."""
+    """A function that launches a kernel, the bytes that it must move, and the name of its launch constant."""
 
     kernel: str
     where: str
@@ -62,7 +62,7 @@ def parameters(inputs: int) -> tuple[Tensor, Tensor, Tensor, Running]:
 
 
 def norm_cases(where: str, images: int, side: int, pool: bool) -> Iterator[Case]:
-    """norm_pool of one block."""
+    """Yield the cases of norm_pool for one block."""
     module = triton_norm_pool
     given = maps(images, WIDTH, side, side)
     _, weight, bias, running = parameters(1)
@@ -83,12 +83,12 @@ def norm_cases(where: str, images: int, side: int, pool: bool) -> Iterator[Case]
 
 
 def join_cases(where: str, images: int, channels: int, side: int, pool: bool) -> Iterator[Case]:
-    """join_pool at the end of one of ResNet-12's stages."""
+    """Yield the cases of join_pool at the end of a stage of ResNet-12."""
     module = triton_join_pool
     first, second = maps(images, channels, side, side), maps(images, channels, side, side)
     one, zero = torch.ones(channels, device="cuda"), torch.zeros(channels, device="cuda")
-    own, other = (triton_norm_pool.moments(given, one, zero, None, 1e-5, None) for given in (first, second))
-    values = (own, other)
+    main, other = (triton_norm_pool.moments(given, one, zero, None, 1e-5, None) for given in (first, second))
+    values = (main, other)
     result = module.apply(first, second, values, pool, 0.1)
     gradient = torch.randn_like(result)
     flat = "" if pool else "_FLAT"
@@ -101,7 +101,7 @@ def join_cases(where: str, images: int, channels: int, side: int, pool: bool) ->
 
 
 def first_cases(where: str, sides: list[Tensor], group: int, needed: list[bool]) -> Iterator[Case]:
-    """The first block of images or of pairs."""
+    """Yield the cases of the first block, for images or pairs."""
     ahead, behind = triton_first_forward, triton_first_backward
     layout = Layout(group, 0, torch.bfloat16)
     weight, norm_weight, norm_bias, running = parameters(sides[0].shape[2] * len(sides))
@@ -132,7 +132,7 @@ def first_cases(where: str, sides: list[Tensor], group: int, needed: list[bool])
 
 
 def pair_cases(where: str, episodes: int, way: int, queries: int) -> Iterator[Case]:
-    """pair_pool, for first convolutions with many channels."""
+    """Yield the cases of pair_pool, for first convolutions with many channels."""
     module = triton_pair_pool
     side = WIDTH - 2
     support, query = (
@@ -149,7 +149,7 @@ def pair_cases(where: str, episodes: int, way: int, queries: int) -> Iterator[Ca
 
 
 def cases(shape: str, episodes: int) -> Iterator[Callable[[], Iterator[Case]]]:
-    """One group of cases after the other, so that each finds the memory free."""
+    """Yield functions that create one group of cases each, so that only one group is in memory."""
     way, queries, channels, side = SHAPES[shape]
     images = episodes * (way + queries)
     yield lambda: first_cases("encoder 1", [torch.randn(1, images, channels, side, side, device="cuda")], channels, [False])
@@ -166,12 +166,12 @@ def cases(shape: str, episodes: int) -> Iterator[Callable[[], Iterator[Case]]]:
     yield lambda: norm_cases("similarity 3", episodes * way * queries, 12, True)
     yield lambda: pair_cases("pair_pool", episodes, way, queries)
     stages = list(enumerate(zip(WIDTHS, (side, side // 2, side // 4, side // 8), strict=True), 1))
-    for number, (width, own) in stages:
-        yield partial(join_cases, f"ResNet-12, {number}", images, width, own, number < len(stages))
+    for number, (width, map_side) in stages:
+        yield partial(join_cases, f"ResNet-12, {number}", images, width, map_side, number < len(stages))
 
 
 def kernel_times(run: Callable[[], object], repeat: int = 5) -> dict[str, float]:
-    """µs in each kernel by name, for one call."""
+    """Return the µs of each kernel by name, for one call."""
     run()
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -217,7 +217,7 @@ def plain(shapes: list[str], counts: list[int]) -> None:
 
 
 def changes(now: Launch, what: str) -> list[Launch]:
-    """Launches that differ in one respect."""
+    """Return launches that differ from this one in one setting."""
     if what == "block":
         near = sorted(ROWS, key=lambda block: abs(block - now.block))
         return [now._replace(block=block, warps=warps) for block in near for warps in WARPS]
@@ -229,7 +229,7 @@ def changes(now: Launch, what: str) -> list[Launch]:
 
 
 def better(case: Case, end: float) -> tuple[Launch, float, float]:
-    """The best of each change in turn, until the time is up; µs before and after."""
+    """Search for the best launch, one change at a time, until the time is up; return it with the µs before and after."""
     best: Launch = getattr(case.module, case.constant)
     first = fastest = time_of(case)
     tried = {best}
@@ -250,7 +250,7 @@ def better(case: Case, end: float) -> tuple[Launch, float, float]:
 
 
 def sweep(shape: str, episodes: int, limit: float) -> None:
-    """Faster launches of each kernel; every group of kernels gets its part of the time, and what others left."""
+    """Print faster launches of each kernel. Every group of kernels gets a share of the time, and the time others left."""
     print(f"{shape}, {episodes} episodes")
     start, groups = time.monotonic(), list(cases(shape, episodes))
     for number, group in enumerate(groups):

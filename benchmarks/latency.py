@@ -1,9 +1,10 @@
-"""Milliseconds from a picture to its class, with PyTorch and with ONNX Runtime, and seconds from a cold start.
+"""Measure the time to classify an image with PyTorch and with ONNX Runtime, and the time from a cold start.
 
     python benchmarks/latency.py --models mini-imagenet omniglot --out results/latency-cpu.json
 
-One picture (noise of the model's own size, as an array) against 5 classes with one picture each; medians after a warm-up. A
-cold start is a new process that imports sosn, fits the classifier and predicts once. ONNX Runtime does the same work.
+One image (random pixels of the model's size, as an array) is compared with 5 classes of one image each; medians after a
+warm-up. A cold start is a new process that imports sosn, fits the classifier and predicts once. ONNX Runtime does the same
+work.
 """
 
 import argparse
@@ -33,7 +34,7 @@ sosn.FewShotClassifier({model!r}).fit(list(images[:5]), list("abcde")).predict([
 
 
 def median_ms(call: Callable[[], object]) -> float:
-    """Milliseconds of a call, the median of many after some that do not count."""
+    """Return the median milliseconds of a call, after a warm-up."""
     seconds = []
     for number in range(WARM + CALLS):
         began = time.perf_counter()
@@ -44,7 +45,7 @@ def median_ms(call: Callable[[], object]) -> float:
 
 
 def cold_seconds(model: str, size: int) -> float:
-    """Seconds that a new process takes to answer, the median of three."""
+    """Return the seconds that a new process takes to answer, the median of three."""
     seconds = []
     for _ in range(3):
         began = time.perf_counter()
@@ -54,7 +55,7 @@ def cold_seconds(model: str, size: int) -> float:
 
 
 def onnx_ms(model: str, support: np.ndarray, query: np.ndarray) -> float:
-    """Milliseconds for one query image with ONNX Runtime; classes were described before."""
+    """Return the milliseconds for one query image with ONNX Runtime, with precomputed class descriptors."""
     import onnxruntime
 
     from sosn.classify.onnx import export_onnx
@@ -76,7 +77,7 @@ def onnx_ms(model: str, support: np.ndarray, query: np.ndarray) -> float:
 
 
 def measure(model: str) -> dict[str, Any]:
-    """A row for one shipped model."""
+    """Return the row of one shipped model."""
     fitted = sosn.load(model)
     size, channels = fitted.preprocessing.source, fitted.preprocessing.channels
     images = np.random.default_rng(0).integers(0, 256, (6, size, size, 3), dtype=np.uint8)

@@ -1,9 +1,9 @@
-"""Where the time of a training step and of one evaluated episode goes, operator by operator or, on a GPU, kernel by kernel.
+"""Profile a training step and the evaluation of one episode, by operator or, on a GPU, by kernel.
 
     python benchmarks/profile_engine.py --out results/profile-cpu.json
 
-Milliseconds are by the clock without a profiler, the median of some calls; shares of operators, and on a GPU the milliseconds
-in which it was at work, come from a profile of further calls. Operators that count little are added up.
+Milliseconds are wall-clock times without a profiler, the median of several calls. The shares of operators, and on a GPU its
+busy milliseconds, come from a profile of further calls. Small operators are added up.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from sosn.bench.contenders import Shape, Step, judging, training_step
+from sosn.bench.contenders import Shape, Step, evaluation_step, training_step
 from sosn.bench.measure import EPISODES
 from sosn.cli.process import keep_freed_memory
 from sosn.training.run import circumstances
@@ -34,15 +34,15 @@ def contenders(device: torch.device) -> dict[str, Callable[[], Step]]:
         f"training, {episodes} episode{'s' * (episodes > 1)} a step, engine": lambda: training_step(
             SHAPE, episodes, device, half, "auto"
         ),
-        "evaluation with encoding, plain": lambda: judging(SHAPE, device, "plain", False),
-        "evaluation with encoding, engine": lambda: judging(SHAPE, device, "auto", False),
-        "evaluation, features known, plain": lambda: judging(SHAPE, device, "plain", True),
-        "evaluation, features known, engine": lambda: judging(SHAPE, device, "auto", True),
+        "evaluation with encoding, plain": lambda: evaluation_step(SHAPE, device, "plain", False),
+        "evaluation with encoding, engine": lambda: evaluation_step(SHAPE, device, "auto", False),
+        "evaluation, features known, plain": lambda: evaluation_step(SHAPE, device, "plain", True),
+        "evaluation, features known, engine": lambda: evaluation_step(SHAPE, device, "auto", True),
     }
 
 
 def look(name: str, step: Step, cuda: bool) -> dict[str, Any]:
-    """One row: by the clock, and by the profiler."""
+    """Return one row: wall-clock time and profile."""
 
     def call() -> float:
         began = time.perf_counter()
@@ -88,9 +88,9 @@ def main() -> None:
         busy = f", the GPU at work for {rows[-1]['gpu_ms']:.2f}" if "gpu_ms" in rows[-1] else ""
         first = rows[-1]["parts"][0]
         print(f"{name}: {rows[-1]['ms']:.2f} ms{busy}; {100 * first['share']:.0f}% {first['name']}", flush=True)
-    told = {"machine": machine(device), "versions": circumstances()["versions"], "shape": str(SHAPE), "rows": rows}
+    document = {"machine": machine(device), "versions": circumstances()["versions"], "shape": str(SHAPE), "rows": rows}
     wanted.out.parent.mkdir(parents=True, exist_ok=True)
-    wanted.out.write_text(json.dumps(told, indent=1) + "\n", "utf-8")
+    wanted.out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Put the model of a run into the package: half-precision weights and a card with measured figures.
+"""Add the model of a run to the package: half-precision weights and a card with measured figures.
 
     python benchmarks/ship_model.py runs/glyphs-5w1s glyphs --split test
 
-The figures are those of the weights as shipped, on seeded episodes of the split that is named.
+The figures are those of the half-precision weights, on seeded episodes of the given split.
 """
 
 import argparse
@@ -21,15 +21,15 @@ from sosn.util.device import machine
 from sosn.util.files import write_atomically
 
 TERMS = {
-    "glyphs": "Trained on images made by this package's own code: use the weights under its licence.",
+    "glyphs": "Trained on images that this package generates: use the weights under its licence.",
     "omniglot": "Trained on Omniglot, whose images are under the MIT licence: use the weights under this package's licence.",
-    "mini-imagenet": "Trained on images of ImageNet, which are given out for research and education: use it for these.",
+    "mini-imagenet": "Trained on images of ImageNet, which are distributed for research and education: use it only for these.",
 }
 LIMITS = {
-    "glyphs": "Knows dark strokes on a light ground, one character an image; not photos. Trained on synthetic data.",
-    "omniglot": "Knows handwritten characters, dark strokes on a light ground, one an image; not photos.",
-    "mini-imagenet": "Knows photos of things and animals at 84×84. A small net is right on about half of 5-way one-shot "
-    "questions: give several pictures of each class. Its figure is on validation classes, on which its recipe was chosen, with "
+    "glyphs": "For dark strokes on a light background, one character per image; not for photos. Trained on synthetic data.",
+    "omniglot": "For handwritten characters, dark strokes on a light background, one per image; not for photos.",
+    "mini-imagenet": "For photos of objects and animals at 84×84. A network this small is right on about half of 5-way 1-shot "
+    "queries: give several images of each class. Its accuracy is on validation classes, on which its recipe was chosen, with "
     "other episodes.",
 }
 
@@ -43,14 +43,12 @@ def main() -> None:
     parser.add_argument("--shot", type=int, default=1)
     parser.add_argument("--query", type=int, default=15)
     parser.add_argument("--episodes", type=int, default=600)
-    parser.add_argument(
-        "--recipe", help="recipe, by name or file, that the run followed by another title: the card has its title"
-    )
+    parser.add_argument("--recipe", help="recipe, by name or file, whose title the card gets")
     parser.add_argument("--first", help="recipe, by name or file, of the run that this one started from")
-    parser.add_argument("options", nargs="*", default=[], help="key=value of the model that its weights serve as well")
+    parser.add_argument("options", nargs="*", default=[], help="key=value words that change the model but not its weights")
     wanted = parser.parse_intermixed_args()
     target = shelf() / f"{wanted.name}.safetensors"
-    with tempfile.TemporaryDirectory() as place:  # what is shipped now stays until the new weights are measured
+    with tempfile.TemporaryDirectory() as place:  # the shipped model is kept until the new weights are measured
         packed = Path(place) / target.name
         pack(model_path(str(wanted.run)), packed, wanted.options)
         method, recipe = load_with_recipe(str(packed))

@@ -1,10 +1,10 @@
-"""How long does a training step of a recipe take, on the engine, layer by layer, and layer by layer as one CUDA graph?
+"""Time a training step of recipes with the engine, with plain layers, and with plain layers as one CUDA graph.
 
     python benchmarks/steps.py mini-imagenet-resnet12-pretrain mini-imagenet-best-pretrain --out results/steps-h200.json
 
-All that a step of sosn train does, on the recipe's own images, which must be prepared; all ways in turn, several times over. On
-a GPU the engine's step is a CUDA graph, so what its kernels bring is told by the graph of the layers.
-Words with an = go over every recipe, such as device=cpu. Weights begin at random, those of second stages too.
+A step is that of `sosn train`, on the images of the recipe, which must be prepared. The engines take turns, several times. On a
+GPU the engine's step is a CUDA graph, so compare it with the graph of plain layers to see the gain of its kernels. key=value
+words, such as device=cpu, apply to every recipe. Initial weights are random, also those of second stages.
 """
 
 import argparse
@@ -30,23 +30,23 @@ GRAPH = "plain, captured"
 
 
 def measure(name: str, words: list[str], rounds: int, steps: int) -> dict[str, Any]:
-    """A recipe's milliseconds a step by engine, one figure a round."""
-    recipes = {kind: override(load_recipe(name), [*words, "start=", f"engine={kind}"]) for kind in ENGINES}
-    trainers = {kind: Trainer(recipe, Run(Path()), Silent()) for kind, recipe in recipes.items()}
+    """Return the milliseconds per step of a recipe by engine, one figure per round."""
+    recipes = {engine: override(load_recipe(name), [*words, "start=", f"engine={engine}"]) for engine in ENGINES}
+    trainers = {engine: Trainer(recipe, Run(Path()), Silent()) for engine, recipe in recipes.items()}
     if isinstance(trainers["auto"].learn, CapturedStep):
         trainers[GRAPH] = Trainer(recipes["plain"], Run(Path()), Silent())
         trainers[GRAPH].learn = CapturedStep(trainers[GRAPH].take)
-    times: dict[str, list[float]] = {kind: [] for kind in trainers}
+    times: dict[str, list[float]] = {engine: [] for engine in trainers}
     for trainer in trainers.values():
         for _ in range(FREE_STEPS + 2):  # until a step is captured
             trainer.advance().item()
     for _ in range(rounds):
-        for kind, trainer in trainers.items():
+        for engine, trainer in trainers.items():
             began = time.monotonic()
             for _ in range(steps):
                 loss = trainer.advance()
             loss.item()
-            times[kind].append(1e3 * (time.monotonic() - began) / steps)
+            times[engine].append(1e3 * (time.monotonic() - began) / steps)
     device = trainers["auto"].fabric.device
     for trainer in trainers.values():
         trainer.source.close()
@@ -55,16 +55,16 @@ def measure(name: str, words: list[str], rounds: int, steps: int) -> dict[str, A
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipes", nargs="+", metavar="recipe", help="or key=value over all of them")
+    parser.add_argument("recipes", nargs="+", metavar="recipe", help="recipe name, or key=value for all recipes")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=20, help="of a round")
+    parser.add_argument("--steps", type=int, default=20, help="steps per round")
     parser.add_argument("--out", type=Path, required=True)
     wanted = parser.parse_args()
     words = [word for word in wanted.recipes if "=" in word]
     if len(words) == len(wanted.recipes) or wanted.rounds < 1 or wanted.steps < 1:
-        parser.error("give a recipe, and a round and a step at least")
+        parser.error("give at least one recipe, one round and one step")
     if any(word.partition("=")[0] in ("start", "engine", "training.start", "training.engine") for word in words):
-        parser.error("start and engine cannot be set: weights begin at random, with either engine in turn")
+        parser.error("start and engine cannot be set: initial weights are random, and all engines are timed")
     rows: list[dict[str, Any]] = []
     for name in wanted.recipes:
         if name in words:
@@ -73,8 +73,8 @@ def main() -> None:
         document = {"sosn": sosn.__version__, "torch": torch.__version__, "rows": rows}
         wanted.out.parent.mkdir(parents=True, exist_ok=True)
         wanted.out.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
-        told = (f"{kind} {statistics.median(times):.2f} ms" for kind, times in rows[-1]["ms"].items())
-        print(f"{name}: {'; '.join(told)}", flush=True)
+        medians = (f"{engine} {statistics.median(times):.2f} ms" for engine, times in rows[-1]["ms"].items())
+        print(f"{name}: {'; '.join(medians)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What does test-time augmentation bring: smaller, larger and rotated copies of an image, whose features count beside its own?
+"""Measure the gain of test-time augmentation: features of smaller, larger and rotated versions of an image.
 
     python benchmarks/test_time.py mini-imagenet --settings scales=2 turns=2 --sizes 5,1,15,150 --out results/test-time.json
 
-A trained model is evaluated with each setting (of scales, turns and mirror, several with commas: scales=2,turns=1) on the same
-episodes of its validation classes, of a seed that reports nothing; differences are to the model without scales and turns, in
-pairs.
+A trained model is evaluated with each setting (scales, turns and mirror; separate several with commas: scales=2,turns=1) on the
+same episodes of its validation classes, with a seed that is not used for reported figures. Differences are paired, to the model
+without scales and turns.
 """
 
 import argparse
@@ -28,7 +28,7 @@ SEED = 7
 
 
 def read_setting(text: str) -> dict[str, Any]:
-    """scales=2,turns=1 as options of TestTimeAugmentation. Refuses others."""
+    """Parse options of TestTimeAugmentation, such as scales=2,turns=1. Refuses others."""
     pairs = (word.partition("=")[::2] for word in text.split(",") if word)
     return check_options({key: parse(value) for key, value in pairs}, annotations(TestTimeAugmentation), "--settings")
 

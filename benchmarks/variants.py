@@ -1,11 +1,11 @@
-"""Train variants of a recipe one after the other, and write what each reaches on validation classes.
+"""Train variants of a recipe one after the other, and write the accuracy of each on validation classes.
 
     python benchmarks/variants.py omniglot-20w1s variants.txt --out results/variants-omniglot.json --sizes 20,1,5,100 5,1,15,400
 
-A line of the file is a variant: its name, then key=value words over the recipe. start=@NAME takes the weights of an earlier
-variant. Figures are of val episodes of a seed that chose nothing (way, shot, queries a class and episodes of each --sizes), and
-of the last weights unless a line has every=STEPS. Variants whose figures --out holds already are not run again; what was
-interrupted goes on.
+A line of the file is a variant: its name, then key=value words that change the recipe. start=@NAME takes the weights of an
+earlier variant. Accuracy is measured on validation episodes of a seed that was not used for selection, for each of --sizes
+(way, shot, queries per class, episodes), with the last weights unless a line has every=STEPS. Variants whose figures are in
+--out are not run again; interrupted ones continue.
 """
 
 import argparse
@@ -27,7 +27,7 @@ SEED = 7
 
 
 def run(recipe_name: str, words: list[str], folder: Path, sizes: list[tuple[int, int, int, int]]) -> dict[str, Any]:
-    """One variant: seconds of training, the last loss, and its figures."""
+    """Train one variant; return the seconds of training, the last loss, and its figures."""
     recipe = override(load_recipe(recipe_name), words)
     if not any(word.startswith(("every=", "validation.every=")) for word in words):
         recipe = override(recipe, [f"every={recipe.training.steps}"])
@@ -35,7 +35,7 @@ def run(recipe_name: str, words: list[str], folder: Path, sizes: list[tuple[int,
     bank = open_split(recipe, "val").to(resolve_device(recipe.training.device))
     figures = [evaluate(result.method, bank, *size, SEED).to_json() for size in sizes]
     return {
-        "recipe": recipe.to_table(),  # the words are over one that may change
+        "recipe": recipe.to_table(),  # resolved, because the recipe may change later
         "seconds": result.seconds,
         "loss": [line["loss"] for line in Run(folder).history() if "loss" in line][-1],
         "figures": figures,
@@ -43,24 +43,24 @@ def run(recipe_name: str, words: list[str], folder: Path, sizes: list[tuple[int,
 
 
 def sizes_of(text: str) -> tuple[int, int, int, int]:
-    """Way, shot, queries and episodes, as in 5,1,15,600."""
+    """Parse way, shot, queries and episodes, such as 5,1,15,600."""
     way, shot, query, episodes = (int(one) for one in text.split(","))
     return way, shot, query, episodes
 
 
 def measured(path: Path, recipe: str) -> list[dict[str, Any]]:
-    """Variants that a file of results has figures of; a file of another recipe or machine is refused."""
+    """Return the variants with figures in a file of results. Refuses a file of another recipe or machine."""
     if not path.exists():
         return []
-    told = json.loads(path.read_text("utf-8"))
+    document = json.loads(path.read_text("utf-8"))
     for key, wanted in (("recipe", recipe), ("machine", machine())):
-        if told[key] != wanted:
-            raise SystemExit(f"{str(path)!r} holds variants with {key} {told[key]!r}, not {wanted!r}: give another --out")
-    return [row for row in told["rows"] if "figures" in row]
+        if document[key] != wanted:
+            raise SystemExit(f"{str(path)!r} has variants with {key} {document[key]!r}, not {wanted!r}: give another --out")
+    return [row for row in document["rows"] if "figures" in row]
 
 
 def has_sizes(row: dict[str, Any], sizes: list[tuple[int, int, int, int]]) -> bool:
-    """Whether a variant has the figures that are wanted."""
+    """Return whether a variant has figures for these sizes."""
     return [(one["way"], one["shot"], one["query"], one["episodes"]) for one in row["figures"]] == sizes
 
 
@@ -79,23 +79,23 @@ def main() -> None:
         if not line.strip() or line.startswith("#"):
             continue
         name, *words = line.split()
-        told: dict[str, Any] = {"variant": name, "words": words}
+        row: dict[str, Any] = {"variant": name, "words": words}
         earlier = before.pop((name, *words), None)
         if earlier and has_sizes(earlier, sizes):
             rows.append(earlier)
             continue
         try:
             there = [word.replace("start=@", f"start={wanted.runs.absolute()}/") for word in words]
-            told |= run(wanted.recipe, there, wanted.runs / name, sizes)
-        except SosnError as error:  # the others go on
-            told["error"] = str(error)
-        rows.append(earlier if earlier and "error" in told else told)
-        kept = [*rows, *before.values()]  # those of later lines, and of lines that are no more
+            row |= run(wanted.recipe, there, wanted.runs / name, sizes)
+        except SosnError as error:  # the others continue
+            row["error"] = str(error)
+        rows.append(earlier if earlier and "error" in row else row)
+        kept = [*rows, *before.values()]  # rows of later lines, and of removed lines
         document = {"recipe": wanted.recipe, "split": "val", "seed": SEED, "machine": machine(), "rows": kept}
         wanted.out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(wanted.out, (json.dumps(document, indent=1) + "\n").encode())
-        shown = ", ".join(f"{one['way']}w{one['shot']}s {100 * one['accuracy']:.2f}" for one in told.get("figures", []))
-        print(f"{name}: {shown or told.get('error')}", flush=True)
+        figures = ", ".join(f"{one['way']}w{one['shot']}s {100 * one['accuracy']:.2f}" for one in row.get("figures", []))
+        print(f"{name}: {figures or row.get('error')}", flush=True)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def test_generators_take_words_and_whole_numbers_alone() -> None:
 def test_things_of_the_wrong_kind_are_named(bank: sosn.Bank) -> None:
     with pytest.raises(UsageError, match=r"takes a bank, not str: sosn.open_bank opens one"):
         sosn.EpisodeSampler("glyphs", 5, 1, 1)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="compare takes what evaluate gave, not NearestPixels"):
+    with pytest.raises(UsageError, match="compare takes results of evaluate, not NearestPixels"):
         sosn.compare(NearestPixels(), NearestPixels())  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"not by PosixPath: write for instance glyphs or folder:PATH"):
         sosn.open_bank(Path("photos").resolve(), "val")  # type: ignore[arg-type]

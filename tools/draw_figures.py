@@ -1,4 +1,4 @@
-"""Draw the pictures of the documentation: python tools/draw_figures.py"""
+"""Draw the figures of the documentation: python tools/draw_figures.py"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ RIGHT, WRONG = "#2b7a4b", "#b3261e"
 
 
 def episode(path: Path, query: int = 6) -> None:
-    """Five characters the shipped model has never seen, one example of each, and what it answers to others."""
+    """Draw five characters that are new to the shipped model, one example of each, and its answers to other drawings."""
     bank = sosn.open_bank("glyphs", "test")
     one = sosn.EpisodeSampler(bank, way=5, shot=1, query=query).draw(1, sosn.generator("readme", 0))
     with torch.inference_mode():
@@ -38,10 +38,12 @@ def episode(path: Path, query: int = 6) -> None:
         axes.set(xticks=[], yticks=[])
     for index, axes in enumerate(queries.subplots(5, query).flatten()):
         label, which = divmod(index, query)
-        own = scores[label, which]
-        answer = int(own.argmax())
+        similarities = scores[label, which]
+        answer = int(similarities.argmax())
         axes.imshow(one.query[0, index, 0], cmap="gray", vmin=0, vmax=255)
-        axes.set_xlabel(f"{'ABCDE'[answer]}  {own[answer]:.2f}", fontsize=10, color=RIGHT if answer == label else WRONG)
+        axes.set_xlabel(
+            f"{'ABCDE'[answer]}  {similarities[answer]:.2f}", fontsize=10, color=RIGHT if answer == label else WRONG
+        )
         axes.set(xticks=[], yticks=[])
     for axes in (*support.axes, *queries.axes):
         axes.spines[:].set_color("#cccccc")
@@ -49,7 +51,7 @@ def episode(path: Path, query: int = 6) -> None:
 
 
 def power_norms(path: Path, eta: float = 20.0, softness: float = 200.0) -> None:
-    """The paper's Fig. 3: MaxExp, MaxExp(±) and SigmE, and their derivatives."""
+    """Draw the paper's Fig. 3: MaxExp, MaxExp(±) and SigmE, and their derivatives."""
     figure = Figure((12, 3.4), layout="constrained")
     values, slopes, soft = figure.subplots(1, 3)
     m = torch.linspace(-1, 1, 2001, dtype=torch.float64, requires_grad=True)
@@ -76,7 +78,7 @@ def power_norms(path: Path, eta: float = 20.0, softness: float = 200.0) -> None:
 
 
 def ablations(entries: Sequence[Entry], path: Path) -> None:
-    """Accuracy over the values of each ablation."""
+    """Plot the accuracy over the values of each ablation."""
     rows = -(-len(ABLATIONS) // COLUMNS)
     figure = Figure((3.4 * COLUMNS, 3.2 * rows), layout="constrained")
     grid = figure.subplots(rows, COLUMNS, sharey=True).flatten()
@@ -85,8 +87,8 @@ def ablations(entries: Sequence[Entry], path: Path) -> None:
         numbers = all(value[0].isdigit() or value == "N" for value, _, _ in found)
         heights, halves = ([100 * f(one) for _, _, one in found] for f in (lambda one: one.mean, half_interval))
         axes.errorbar(range(len(found)), heights, halves, fmt="o-" if numbers else "o", capsize=3)
-        turned = {"rotation": 0} if numbers else {"rotation": 40, "ha": "right"}
-        axes.set_xticks(range(len(found)), [value for value, _, _ in found], **turned)
+        tick_style = {"rotation": 0} if numbers else {"rotation": 40, "ha": "right"}
+        axes.set_xticks(range(len(found)), [value for value, _, _ in found], **tick_style)
         axes.set_title(what)
         axes.spines[["top", "right"]].set_visible(False)
     figure.supylabel("accuracy, %")
@@ -94,7 +96,7 @@ def ablations(entries: Sequence[Entry], path: Path) -> None:
 
 
 def long_training(entries: Sequence[Entry], path: Path) -> None:
-    """Validation accuracy over trainings of 200,000 episodes."""
+    """Plot the validation accuracy over trainings of 200,000 episodes."""
     figure = Figure((7.6, 3.2), layout="constrained")
     for axes, protocol in zip(figure.subplots(1, len(SHOTS)), SHOTS, strict=True):
         for row, episodes, accuracies in long_runs(entries):

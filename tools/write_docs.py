@@ -1,6 +1,6 @@
-"""Write measured figures into README.md and docs/: python tools/write_docs.py
+"""Write measured figures to README.md and docs/: python tools/write_docs.py
 
-Every figure stands between <!-- name --> and <!-- /name -->; it comes from results/ or from the card of a shipped model.
+Every figure is between <!-- name --> and <!-- /name -->. It comes from results/ or from the card of a shipped model.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ PAGES: dict[str, Callable[[], dict[str, str]]] = {
 
 
 def written(page: str) -> str:
-    """A page with its figures as the results have them."""
+    """Return a page with the current figures."""
     return fill((ROOT / page).read_text("utf-8"), PAGES[page]())
 
 

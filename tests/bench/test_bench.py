@@ -1,4 +1,4 @@
-"""`sosn bench`: what its contenders do, how they are timed, and what becomes of the figures."""
+"""`sosn bench`: its contenders, how they are timed, and the output."""
 
 import json
 import os
@@ -48,13 +48,13 @@ def test_contenders_train_the_same_model_on_the_same_images() -> None:
         (lambda: contenders.training_step(SMALL, 1, CPU, False, "plain"), False),
         (lambda: contenders.training_step(SMALL, 1, CPU, False, "auto"), True),
         (lambda: contenders.whole_step(SMALL, 1, CPU, False), True),
-        (lambda: contenders.judging(SMALL, CPU, "plain", False), False),
-        (lambda: contenders.judging(SMALL, CPU, "auto", False), True),
+        (lambda: contenders.evaluation_step(SMALL, CPU, "plain", False), False),
+        (lambda: contenders.evaluation_step(SMALL, CPU, "auto", False), True),
         (lambda: contenders.whole_evaluation(SMALL, CPU, "plain", 2), False),
         (lambda: contenders.whole_evaluation(SMALL, CPU, "auto", 2), True),
         (lambda: contenders.easyfsl_step(SMALL, CPU), False),
-        (lambda: contenders.easyfsl_judging(SMALL, CPU, False), False),
-        (lambda: contenders.easyfsl_judging(SMALL, CPU, True), False),
+        (lambda: contenders.easyfsl_evaluation(SMALL, CPU, False), False),
+        (lambda: contenders.easyfsl_evaluation(SMALL, CPU, True), False),
     ],
     ids="loop plain engine train judge judge-engine whole whole-engine easyfsl easyfsl-judge easyfsl-known".split(),
 )
@@ -76,9 +76,9 @@ def test_only_the_engine_runs_on_the_engine(
 
 
 def test_known_feature_maps_are_not_encoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = [contenders.judging(SMALL, CPU, "auto", True)]
+    steps = [contenders.evaluation_step(SMALL, CPU, "auto", True)]
     if contenders.has_easyfsl():
-        steps.append(contenders.easyfsl_judging(SMALL, CPU, True))
+        steps.append(contenders.easyfsl_evaluation(SMALL, CPU, True))
     monkeypatch.setattr(Conv4, "forward", lambda *_: pytest.fail("encoded"))
     for step in steps:
         step()
@@ -133,14 +133,14 @@ def test_figures_of_training_follow_from_seconds_a_step(monkeypatch: pytest.Monk
     monkeypatch.setattr(
         measure, "training_step", lambda *given: clock.contender(given[-1], 1.0 if given[-1] == "auto" else 4.0)()
     )
-    told = measure._training(Shape(5, 1, 15, 84), CPU, 1e12, False)
+    found = measure._training(Shape(5, 1, 15, 84), CPU, 1e12, False)
     rates = {"loop": 0.5, "vectorised": 2.0, "engine": 8.0, "engine, in sosn train": 5.0}  # eight episodes, of the loop one
-    assert told["episodes_per_second"] == pytest.approx(rates)
-    assert told["pairs_per_second"] == pytest.approx({name: 375 * rate for name, rate in rates.items()})
-    assert told["ratios"] == {"engine / loop": 16.0, "engine / vectorised": 4.0}
-    assert told["episodes_per_step"] == {name: 1 if name == "loop" else 8 for name in rates}
-    assert told["share_of_floor"] == pytest.approx({name: rate / 100 for name, rate in rates.items()})
-    assert told["gflop_per_episode"] == 10.0
+    assert found["episodes_per_second"] == pytest.approx(rates)
+    assert found["pairs_per_second"] == pytest.approx({name: 375 * rate for name, rate in rates.items()})
+    assert found["ratios"] == {"engine / loop": 16.0, "engine / vectorised": 4.0}
+    assert found["episodes_per_step"] == {name: 1 if name == "loop" else 8 for name in rates}
+    assert found["share_of_floor"] == pytest.approx({name: rate / 100 for name, rate in rates.items()})
+    assert found["gflop_per_episode"] == 10.0
     assert measure._growth(SMALL, CPU, True) == {"shape": str(SMALL), "ms_per_episode": 1000.0, "peak_gib": 0.0}
 
 
@@ -165,7 +165,7 @@ def test_an_image_of_a_whole_evaluation_is_in_five_episodes(monkeypatch: pytest.
     assert 100 * 5 * 16 / len(bank) == 5
 
 
-def test_easyfsl_trains_in_training_mode_and_judges_in_evaluation_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_easyfsl_trains_in_training_mode_and_evaluates_in_evaluation_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("easyfsl")
     made: list[Any] = []
     model = contenders.easyfsl_model
@@ -176,7 +176,7 @@ def test_easyfsl_trains_in_training_mode_and_judges_in_evaluation_mode(monkeypat
 
     monkeypatch.setattr(contenders, "easyfsl_model", watched)
     contenders.easyfsl_step(SMALL, CPU)()
-    contenders.easyfsl_judging(SMALL, CPU, False)()
+    contenders.easyfsl_evaluation(SMALL, CPU, False)()
     assert [{module.training for module in one.modules()} for one in made] == [{True}, {False}]
 
 
@@ -192,7 +192,7 @@ def test_memory_on_the_cpu_is_that_of_tensors_that_live_at_once() -> None:
     assert tensors.now == 0
 
 
-def test_a_contender_without_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_contender_without_memory_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> contenders.Step:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -204,16 +204,16 @@ def test_a_contender_without_memory_is_left_out(monkeypatch: pytest.MonkeyPatch)
     assert measure._growth(SMALL, CPU, True) is None
 
 
-def test_a_whole_evaluation_is_told_by_the_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_evaluation_is_timed_per_episode(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     monkeypatch.setattr(measure, "has_easyfsl", lambda: False)
-    monkeypatch.setattr(measure, "judging", lambda *given: clock.contender("one", 0.5 if given[2] == "auto" else 1.0)())
+    monkeypatch.setattr(measure, "evaluation_step", lambda *given: clock.contender("one", 0.5 if given[2] == "auto" else 1.0)())
     monkeypatch.setattr(measure, "whole_evaluation", lambda *given: clock.contender("all", given[3] * 0.25)())
-    told = measure._evaluation(Shape(5, 1, 15, 84), CPU, False)
-    assert told["episodes"] == 20
-    assert told["seconds_per_episode"]["engine, whole evaluation"] == 0.25
-    assert told["ratios"]["plain, with encoding"] == 2.0
-    assert told["ratios"]["plain, whole evaluation"] == 1.0
+    found = measure._evaluation(Shape(5, 1, 15, 84), CPU, False)
+    assert found["episodes"] == 20
+    assert found["seconds_per_episode"]["engine, whole evaluation"] == 0.25
+    assert found["ratios"]["plain, with encoding"] == 2.0
+    assert found["ratios"]["plain, whole evaluation"] == 1.0
     assert measure._evaluation(Shape(100, 1, 2, 28, 1), CPU, False)["episodes"] == 5  # of 20,000 pairs each
     assert evaluation_ratios({"plain, with encoding": 2.0}) == {}
 
@@ -223,20 +223,20 @@ def test_the_floor_is_the_rate_of_a_matrix_product(monkeypatch: pytest.MonkeyPat
     assert measure._peak(CPU, True) == 2 * 512**3 / 0.5
 
 
-def test_what_was_measured_is_handed_out_after_every_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurements_are_kept_after_every_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_training", "_evaluation", "_growth"):
         monkeypatch.setattr(measure, name, lambda shape, *_: {"shape": str(shape), "left_out": ["loop"]})
     sizes: list[tuple[int, int, int]] = []
-    told: list[str] = []
+    messages: list[str] = []
 
     def keep(document: Mapping[str, Any]) -> None:
         sizes.append((len(document["training"]), len(document["evaluation"]), len(document["growth"])))
 
-    run_bench("cpu", False, told.append, keep)
-    assert "several minutes" in told[0]
-    assert told[1].endswith(" s  1 of 10: training, 5w1s15q 84²")
-    assert told[2].endswith("left out, there may not be memory enough: loop")
-    assert told[-1].endswith("10 of 10: growth with permutations")
+    run_bench("cpu", False, messages.append, keep)
+    assert "several minutes" in messages[0]
+    assert messages[1].endswith(" s  1 of 10: training, 5w1s15q 84²")
+    assert messages[2].endswith("skipped, because memory may not suffice: loop")
+    assert messages[-1].endswith("10 of 10: growth with permutations")
     assert sizes == [(1, 0, 0), (2, 0, 0), (3, 0, 0), (4, 0, 0), (5, 0, 0), *((5, 1, grown) for grown in range(5))]
 
 
@@ -251,18 +251,18 @@ def test_the_benchmark_leaves_out_what_may_not_fit(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(measure, "_available", lambda device: share * measure._memory(measure.QUICK[0], device) / measure.SHARE)
     monkeypatch.setattr(measure, "_work", lambda *_: 1.0)
     monkeypatch.setattr(measure, "_take_turns", lambda makers, *_: (dict.fromkeys(makers, 1.0), dict.fromkeys(makers)))
-    told = measure._training(measure.QUICK[0], torch.device("cpu"), 1.0, True)
-    assert set(told["episodes_per_second"]) == left
-    assert set(told["left_out"]) == {"loop", "vectorised", *ENGINES} - left
+    found = measure._training(measure.QUICK[0], torch.device("cpu"), 1.0, True)
+    assert set(found["episodes_per_second"]) == left
+    assert set(found["left_out"]) == {"loop", "vectorised", *ENGINES} - left
 
 
 def test_memory_that_others_use_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     page, all_there_is = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 0 < free_memory() < all_there_is
-    told = {"meminfo": "MemTotal:  4096 kB\nMemAvailable:  1024 kB\n", "statm": "900 7 5 1 0 3 0\n", "cgroup": ""}
-    monkeypatch.setattr(Path, "read_text", lambda path, _: told[path.name])
+    files = {"meminfo": "MemTotal:  4096 kB\nMemAvailable:  1024 kB\n", "statm": "900 7 5 1 0 3 0\n", "cgroup": ""}
+    monkeypatch.setattr(Path, "read_text", lambda path, _: files[path.name])
     assert free_memory() == 2**20 + 7 * page  # what this process has is its own to use
-    told["meminfo"] = "MemTotal:  4096 kB\n"
+    files["meminfo"] = "MemTotal:  4096 kB\n"
     assert free_memory() == all_there_is
 
 
@@ -281,32 +281,32 @@ def test_memory_that_a_container_or_job_allows_is_what_counts(
     line: str, root: str, files: tuple[str, str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit, used, cached = files
-    own = 7 * os.sysconf("SC_PAGE_SIZE")
-    told = {
+    resident = 7 * os.sysconf("SC_PAGE_SIZE")
+    contents = {
         "/proc/meminfo": "MemAvailable:  1024 kB\n",
         "/proc/self/statm": "900 7 5\n",
         "/proc/self/cgroup": f"1:cpu:/\n{line}\n",
     }
 
     def limited(folder: str, most: str) -> None:
-        told.update({f"{folder}/{limit}": most, f"{folder}/{used}": "500000\n"})
-        told[f"{folder}/memory.stat"] = f"anon 1\n{cached} 100\n"
+        contents.update({f"{folder}/{limit}": most, f"{folder}/{used}": "500000\n"})
+        contents[f"{folder}/memory.stat"] = f"anon 1\n{cached} 100\n"
 
     def read(path: Path, _: str) -> str:
-        if str(path) not in told:
+        if str(path) not in contents:
             raise FileNotFoundError(path)
-        return told[str(path)]
+        return contents[str(path)]
 
     monkeypatch.setattr(Path, "read_text", read)
-    assert free_memory() == 2**20 + own
+    assert free_memory() == 2**20 + resident
     limited(f"{root}/job/step", "max\n")
-    assert free_memory() == 2**20 + own
+    assert free_memory() == 2**20 + resident
     limited(f"{root}/job", "700000\n")  # of all that it holds; cached files can be let go
-    assert free_memory() == 200_100 + own
+    assert free_memory() == 200_100 + resident
     limited(f"{root}/job/step", "600000\n")
-    assert free_memory() == 100_100 + own
+    assert free_memory() == 100_100 + resident
     limited(root, "100000\n")
-    assert free_memory() == own
+    assert free_memory() == resident
 
 
 def test_an_interrupted_benchmark_has_kept_what_it_measured(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -324,14 +324,14 @@ def test_an_interrupted_benchmark_has_kept_what_it_measured(cli: Cli, monkeypatc
     assert not kept["evaluation"]
     assert (tmp_path / "bench" / "bench.json").read_text() == "of an earlier run"
     assert "s  2 of 6: evaluation, 5w1s1q 28²" in err
-    assert "what was measured is in bench/bench.part.json" in err
+    assert "the measurements so far are in bench/bench.part.json" in err
 
 
 def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sosn.bench.run_bench", lambda *_: pytest.fail("measured"))
     code, _, err = cli("bench", "--quick", "--out", f"{__file__}/results")
     assert code == 2
-    assert "cannot make the folder" in err
+    assert "cannot create the folder" in err
     assert "choose another --out" in err
 
 
@@ -341,11 +341,11 @@ def test_the_benchmarks_table_fits_into_eighty_columns(
     from sosn.cli.show import show_bench
 
     monkeypatch.setenv("COLUMNS", "80")
-    told = json.loads((ROOT / "results" / "bench-h200.json").read_text("utf-8"))
-    show_bench(told)
+    printed = json.loads((ROOT / "results" / "bench-h200.json").read_text("utf-8"))
+    show_bench(printed)
     table = capsys.readouterr().out.partition("growth with")[0].splitlines()
     assert max(map(len, table)) <= 80
-    for row in told["training"]:
+    for row in printed["training"]:
         for name, pairs in row["pairs_per_second"].items():
             cells = (row["shape"], name.partition(",")[0], f"{pairs:,.0f}", f"{row['peak_gib'][name]:.2f}")
             assert any(all(cell in line for cell in cells) for line in table), cells

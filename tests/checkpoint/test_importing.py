@@ -1,4 +1,4 @@
-"""Models from elsewhere: the 2018 release of Relation Net, and frozen encoders."""
+"""Imported models: the 2018 release of Relation Net, and frozen encoders."""
 
 import json
 import pickle
@@ -113,7 +113,7 @@ def test_an_imported_relation_net_scores_as_the_release_does(
     assert model.predict(episode).equal(expected.argmax(-1))
 
 
-def test_an_imported_model_is_evaluated_on_any_data_and_never_written_over(cli: Cli, tmp_path: Path) -> None:
+def test_an_imported_model_is_evaluated_on_any_data_and_never_overwritten(cli: Cli, tmp_path: Path) -> None:
     release(tmp_path, 1)
     assert cli("import", "relation-net", "encoder.pkl", "relation.pkl", "--out", "imported")[0] == 0
     words = "data=glyphs data.alphabets=10 data.characters=6 data.drawings=8 query=2 episodes=3 statistics=batch device=cpu"
@@ -141,8 +141,8 @@ def changed(folder: Path, name: str, **changes: Tensor | None) -> None:
         ("encoder", {"layer3__0__weight": None}, "is not a feature encoder of the release: it lacks 'layer3.0.weight'"),
         ("relation", {"fc2__bias": None}, "is not a relation network of the release: it lacks 'fc2.bias'"),
         ("relation", {"fc1__weight": torch.zeros(8, 100)}, "has 100 inputs to fc1; with 64 filters the release has 64"),
-        ("relation", {"fc1__weight": torch.zeros(9, 64)}, r"fc1.weight of shape \(9, 64\); Relation Net's is \(8, 64\)"),
-        ("encoder", {"layer1__0__weight": torch.zeros(64, 2, 3, 3)}, "takes images of 2 channels; the release has 1 or 3"),
+        ("relation", {"fc1__weight": torch.zeros(9, 64)}, r"fc1.weight of shape \(9, 64\); Relation Net needs \(8, 64\)"),
+        ("encoder", {"layer1__0__weight": torch.zeros(64, 2, 3, 3)}, "takes images with 2 channels; the release has 1 or 3"),
         ("encoder", {"layer2__0__weight": torch.zeros(64, 64, 5, 5)}, "layer2.0.weight of shape"),
     ],
 )
@@ -155,7 +155,7 @@ def test_files_of_another_shape_are_refused_naming_the_difference(
         import_relation_net(tmp_path / "encoder.pkl", tmp_path / "relation.pkl")
 
 
-def test_swapped_and_missing_files_are_told(tmp_path: Path) -> None:
+def test_swapped_and_missing_files_are_reported(tmp_path: Path) -> None:
     release(tmp_path, 1)
     with pytest.raises(UsageError, match="swapped: give the feature encoder first"):
         import_relation_net(tmp_path / "relation.pkl", tmp_path / "encoder.pkl")
@@ -179,7 +179,7 @@ def test_nothing_in_a_file_is_ever_run(tmp_path: Path) -> None:
     for content in (None, pickle.dumps(Harm(tmp_path / "harm"), protocol=2), b"", b"no pickle at all"):
         if content is not None:
             (tmp_path / "encoder.pkl").write_bytes(content)
-        with pytest.raises(CheckpointError, match="is no PyTorch state dict that can be read without running code"):
+        with pytest.raises(CheckpointError, match="is not a PyTorch state dict, or reading it would run code"):
             import_relation_net(tmp_path / "encoder.pkl", tmp_path / "relation.pkl")
     assert not (tmp_path / "harm").exists()
     torch.save([torch.zeros(2)], tmp_path / "encoder.pkl")
@@ -209,7 +209,7 @@ def test_the_encoder_of_a_model_is_frozen_under_a_nearest_prototype(cli: Cli, tm
         assert sentence in err
 
 
-def test_a_frozen_encoder_remembers_what_its_weights_have_seen(cli: Cli, tmp_path: Path) -> None:
+def test_a_frozen_encoder_keeps_the_training_classes_of_its_weights(cli: Cli, tmp_path: Path) -> None:
     seen = [{"name": "omniglot", "options": {}, "classes": ["images_evaluation/Atlantean/character01"]}]
     method, recipe = load_with_recipe("glyphs")
     write_model(tmp_path / "started", method, recipe.to_table(), seen)
@@ -218,10 +218,10 @@ def test_a_frozen_encoder_remembers_what_its_weights_have_seen(cli: Cli, tmp_pat
     assert read_about(tmp_path / "frozen" / "model.safetensors")["seen"] == seen
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     release(tmp_path, 1)
     method, recipe = import_relation_net(tmp_path / "encoder.pkl", tmp_path / "relation.pkl")
-    with pytest.raises(sosn.SosnError, match="cannot make the folder"):
+    with pytest.raises(sosn.SosnError, match="cannot create the folder"):
         write_model(tmp_path / "encoder.pkl" / "inside", method, recipe.to_table())
 
 

@@ -1,4 +1,4 @@
-"""Models that come with the package."""
+"""Shipped models."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_the_best_models_are_of_the_best_recipes_as_they_are(name: str, recipe: 
     assert from_table(card["first_stage"], name) == load_recipe(f"{card['data']}-best-pretrain")
 
 
-def test_the_glyphs_model_tells_unseen_characters_apart() -> None:
+def test_the_glyphs_model_classifies_new_characters() -> None:
     result = evaluate(sosn.load("glyphs"), sosn.open_bank("glyphs", "test"), query=5, episodes=40)
     assert result.accuracy > 0.93
 

@@ -1,4 +1,4 @@
-"""Weights come back as they were saved, and a write that fails leaves what was there."""
+"""Weights are loaded as saved, and a failed write keeps the old file."""
 
 import subprocess
 import sys
@@ -96,14 +96,14 @@ def test_half_precision_halves_the_file_and_moves_the_scores_little(tmp_path: Pa
     assert not scores(loaded).equal(scores(network()))
 
 
-def test_what_is_said_about_a_method_comes_back_with_it(tmp_path: Path) -> None:
+def test_the_document_about_a_method_is_loaded_with_it(tmp_path: Path) -> None:
     about = {"recipe": {"title": "é ⊗", "seed": 3}, "accuracy": 0.5, "none": None}
     save_method(tmp_path / "a.safetensors", NearestPixels(), about)
-    _, told = load_method(tmp_path / "a.safetensors")
-    assert told == about | {"method": "pixels", "config": NearestPixels().config, "trained": False}
+    _, found = load_method(tmp_path / "a.safetensors")
+    assert found == about | {"method": "pixels", "config": NearestPixels().config, "trained": False}
 
 
-def test_tensors_of_every_kind_come_back_as_they_were(tmp_path: Path) -> None:
+def test_tensors_of_every_type_are_loaded_as_saved(tmp_path: Path) -> None:
     tensors = {
         "strided": torch.arange(6.0).view(2, 3).mT,
         "scalar": torch.tensor(7),
@@ -150,7 +150,7 @@ def test_packing_can_change_what_the_weights_serve_as_well_and_forgets_where_tra
     torch.testing.assert_close(scores(method), scores(network()), rtol=0, atol=1e-2)  # of one shot
 
 
-def test_packing_forgets_the_machine_and_keeps_which_classes_were_seen(tmp_path: Path) -> None:
+def test_packing_drops_the_machine_and_keeps_the_training_classes(tmp_path: Path) -> None:
     source, target = tmp_path / "source.safetensors", tmp_path / "target.safetensors"
     recipe = override(load_recipe("glyphs-5w1s"), ["device=cpu"])
     seen = [{"name": "omniglot", "options": {}, "classes": ["a"]}]
@@ -205,13 +205,13 @@ def test_weights_that_do_not_fit_the_settings_beside_them_are_refused(tmp_path: 
 def test_a_file_cut_short_is_refused_as_damaged(saved: Path, share: float) -> None:
     content = saved.read_bytes()
     saved.write_bytes(content[: int(share * len(content))])
-    assert "is damaged or not a file of sosn's" in refusal(saved)
+    assert "is damaged or was not written by sosn" in refusal(saved)
 
 
 @pytest.mark.parametrize("content", [b"no weights at all, only words", b"\xff" * 100, (2).to_bytes(8, "little") + b"{}"])
-def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_of_another_format_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "other.safetensors").write_bytes(content)
-    assert "is damaged or not a file of sosn's" in refusal(tmp_path / "other.safetensors")
+    assert "is damaged or was not written by sosn" in refusal(tmp_path / "other.safetensors")
 
 
 def test_a_header_with_a_spoilt_byte_is_refused_as_damaged(saved: Path) -> None:
@@ -225,14 +225,14 @@ def test_a_missing_file_is_refused_by_path(tmp_path: Path) -> None:
     assert "there is no weights file" in refusal(tmp_path / "nothing.safetensors")
 
 
-def test_a_file_that_holds_no_method_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_a_method_is_refused(tmp_path: Path) -> None:
     save_tensors(tmp_path / "state.safetensors", {"step": torch.tensor(3)}, {"step": 3})
-    assert "holds no method" in refusal(tmp_path / "state.safetensors")
+    assert "is a checkpoint for resuming a run, not a model" in refusal(tmp_path / "state.safetensors")
 
 
 def test_a_run_folder_without_weights_is_refused_saying_what_it_lacks(tmp_path: Path) -> None:
     (tmp_path / RECIPE_FILE).write_text("")
-    with pytest.raises(CheckpointError, match=f"holds no {WEIGHTS_FILE}"):
+    with pytest.raises(CheckpointError, match=f"has no {WEIGHTS_FILE}"):
         model_path(str(tmp_path))
 
 

@@ -1,4 +1,4 @@
-"""Light strokes on a dark ground: seen, inverted to the way round that the model knows, and told."""
+"""Light-on-dark drawings are detected, inverted for the model, and reported."""
 
 import warnings
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from sosn.method import PrototypicalNet
 from tests.classify.test_image_type import from_archive
 
 WAY = 5
-SWITCH = r"polarity='as_is' \(--polarity as_is\) leaves images as they are"
+SWITCH = r"polarity='as_is' \(--polarity as_is\) turns this off"
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def _negative(images: list[Tensor]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("preprocessing", "ground"),
+    ("preprocessing", "background"),
     [
         (Preprocessing(1, 28, [0.92], [0.2]), "light"),
         (Preprocessing(1, 28, [0.08], [0.2]), "dark"),
@@ -56,41 +56,41 @@ def _negative(images: list[Tensor]) -> list[Tensor]:
         (Preprocessing(1, 28, mean_image=True), None),
     ],
 )
-def test_a_model_s_ground_is_that_of_the_images_it_was_fitted_to(
-    preprocessing: Preprocessing, ground: Background | None
+def test_the_background_of_a_model_is_that_of_its_training_images(
+    preprocessing: Preprocessing, background: Background | None
 ) -> None:
-    assert background_for(preprocessing) == ground
+    assert background_for(preprocessing) == background
     assert background_for(preprocessing, "as_is") is None
 
 
-def test_the_mean_image_tells_the_ground_too() -> None:
+def test_the_mean_image_gives_the_background_too() -> None:
     preprocessing = Preprocessing(1, 28, mean_image=True)
     preprocessing.take_mean(torch.full((1, 28, 28), 0.9))
     assert background_for(preprocessing) == "light"
 
 
-@pytest.mark.parametrize(("name", "ground"), [("glyphs", "light"), ("omniglot", "light"), ("mini-imagenet", None)])
-def test_the_shipped_models_of_drawings_know_a_light_ground(name: str, ground: Background | None) -> None:
-    assert background_for(sosn.load(name).preprocessing) == ground
+@pytest.mark.parametrize(("name", "background"), [("glyphs", "light"), ("omniglot", "light"), ("mini-imagenet", None)])
+def test_the_shipped_models_for_drawings_expect_a_light_background(name: str, background: Background | None) -> None:
+    assert background_for(sosn.load(name).preprocessing) == background
 
 
 @pytest.mark.parametrize("size", [28, 84])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_every_generated_character_is_inverted_from_the_other_ground_and_left_on_its_own(size: int, channels: int) -> None:
+def test_every_generated_character_is_inverted_on_the_wrong_background_only(size: int, channels: int) -> None:
     images = sosn.open_bank("glyphs", "val", alphabets=10, characters=6, drawings=4, size=size).images.expand(
         -1, channels, -1, -1
     )
     negative = 255 - images
-    for ground, own, other in (("light", images, negative), ("dark", negative, images)):
-        for given, count in ((own, 0), (other, len(images))):
-            found, told = inverted(given, ground)  # type: ignore[arg-type]
-            assert told == count
-            assert torch.equal(found, own)
+    for background, unchanged, other in (("light", images, negative), ("dark", negative, images)):
+        for given, count in ((unchanged, 0), (other, len(images))):
+            found, inversions = inverted(given, background)  # type: ignore[arg-type]
+            assert inversions == count
+            assert torch.equal(found, unchanged)
         assert inverted(other, None)[1] == 0
 
 
 def _tones(low: int, high: int) -> Tensor:
-    """A ring between two tones: the first its ground, the second its stroke."""
+    """A ring between two tones: the first its background, the second its stroke."""
     across = torch.arange(28) - 13.5
     distance = (across[:, None] ** 2 + across**2).sqrt()
     return torch.where((distance - 8).abs() < 1.5, high, low).to(torch.uint8).view(1, 1, 28, 28)
@@ -106,24 +106,24 @@ def _tones(low: int, high: int) -> Tensor:
         (torch.full((1, 1, 28, 28), 255, dtype=torch.uint8), 0),
     ],
 )
-def test_the_ground_is_judged_by_the_picture_s_own_tones(image: Tensor, count: int) -> None:
+def test_the_background_is_detected_relative_to_the_range_of_the_image(image: Tensor, count: int) -> None:
     assert inverted(image, "light")[1] == count
 
 
-@pytest.mark.parametrize("ground", ["light", "dark"])
-def test_a_grey_uneven_ground_becomes_pure_and_strokes_stay(ground: Background) -> None:
+@pytest.mark.parametrize("background", ["light", "dark"])
+def test_a_grey_uneven_background_becomes_pure_and_strokes_are_kept(background: Background) -> None:
     board = _tones(60, 200)
     board[..., ::2, :] -= 8 * (board[..., ::2, :] == 60)  # half of it is darker than its median
-    given, pure = (board, 255) if ground == "light" else (255 - board, 0)
-    found, count = inverted(given, ground)
+    given, pure = (board, 255) if background == "light" else (255 - board, 0)
+    found, count = inverted(given, background)
     assert count == 1
-    strokes = round(255 * (200 - 60) / (255 - 60))  # as far from the ground as they were, of what there is
+    strokes = round(255 * (200 - 60) / (255 - 60))  # as far from the background as they were, of what there is
     assert torch.equal(found == pure, board <= 60)
-    assert found[board == 200].unique().tolist() == [255 - strokes if ground == "light" else strokes]
-    assert inverted(found, ground)[1] == 0
+    assert found[board == 200].unique().tolist() == [255 - strokes if background == "light" else strokes]
+    assert inverted(found, background)[1] == 0
 
 
-def test_a_filled_shape_a_frame_and_colour_are_left_as_they_are() -> None:
+def test_a_filled_shape_a_frame_and_colour_are_not_inverted() -> None:
     shape = torch.full((1, 3, 28, 28), 255, dtype=torch.uint8)
     shape[..., 3:25, 3:25] = 0  # most of it is dark, its border is not
     frame = torch.full((1, 3, 28, 28), 255, dtype=torch.uint8)
@@ -135,7 +135,7 @@ def test_a_filled_shape_a_frame_and_colour_are_left_as_they_are() -> None:
         assert inverted(image, "light")[1] == 0
 
 
-def test_only_the_pictures_on_the_other_ground_are_inverted() -> None:
+def test_only_images_with_the_wrong_background_are_inverted() -> None:
     dark, light = _tones(0, 255), _tones(255, 0)
     found, count = inverted(torch.cat((dark, light, dark)), "light")
     assert count == 2
@@ -143,7 +143,7 @@ def test_only_the_pictures_on_the_other_ground_are_inverted() -> None:
 
 
 @pytest.mark.parametrize("model", ["glyphs", "omniglot"])
-def test_negatives_are_answered_as_their_originals_are(bank: Bank, model: str) -> None:
+def test_negatives_get_the_answers_of_their_originals(bank: Bank, model: str) -> None:
     (support, labels), queries = _shown(bank), _asked(bank)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nothing is said of pictures that are left as they are
@@ -159,25 +159,25 @@ def test_negatives_are_answered_as_their_originals_are(bank: Bank, model: str) -
         np.testing.assert_array_equal(inverted_support.similarities(mixed), expected)
 
 
-def test_it_is_told_once_a_call(bank: Bank) -> None:
+def test_inversion_is_warned_of_once_per_call(bank: Bank) -> None:
     support, labels = _shown(bank)
     classifier = FewShotClassifier("glyphs").fit(support, labels)
     many = _negative(_asked(bank)) * 4  # more than are encoded at once
     for ask in (classifier.predict, classifier.answers, classifier.nearest):
-        with pytest.warns(SosnWarning) as told:
+        with pytest.warns(SosnWarning) as found:
             ask(many)
-        assert len(told) == 1
-        assert "100 of 100 images" in str(told[0].message)
-        assert told[0].filename == __file__ or ask == classifier.nearest
-    with pytest.warns(SosnWarning) as told:
+        assert len(found) == 1
+        assert "100 of 100 images" in str(found[0].message)
+        assert found[0].filename == __file__ or ask == classifier.nearest
+    with pytest.warns(SosnWarning) as found:
         explained = classifier.explain(many[0])
-    assert len(told) == 1
+    assert len(found) == 1
     assert explained == classifier.explain(255 - many[0])
     with pytest.warns(SosnWarning, match="^inverted 1 of 1 images"):
         classifier.partial_fit(_negative(support[:1]), labels[:1])
 
 
-def test_as_is_leaves_pictures_as_they_are_and_is_kept(bank: Bank, tmp_path: Path) -> None:
+def test_as_is_inverts_nothing_and_is_saved(bank: Bank, tmp_path: Path) -> None:
     (support, labels), queries = _shown(bank), _asked(bank)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -194,7 +194,7 @@ def test_as_is_leaves_pictures_as_they_are_and_is_kept(bank: Bank, tmp_path: Pat
         FewShotClassifier("glyphs", polarity="inverted").fit(support, labels)  # type: ignore[arg-type]
 
 
-def test_a_method_that_tells_nothing_of_its_images_gets_pictures_as_they_are(bank: Bank) -> None:
+def test_a_method_without_image_statistics_gets_images_unchanged(bank: Bank) -> None:
     support, labels = _shown(bank)
     method = PrototypicalNet(channels=1, input_size=28)
     method.trained = True
@@ -215,19 +215,19 @@ def test_a_gallery_s_warnings_name_the_line_that_called_it(bank: Bank, tmp_path:
         lambda: gallery.shortlist(negative),
     ]
     for call in calls:
-        with pytest.warns(SosnWarning, match="^inverted") as told:
+        with pytest.warns(SosnWarning, match="^inverted") as found:
             call()
-        assert [Path(one.filename) for one in told] == [Path(__file__)]
+        assert [Path(one.filename) for one in found] == [Path(__file__)]
 
 
-def test_a_gallery_turns_drawings_too(bank: Bank, tmp_path: Path) -> None:
+def test_a_gallery_inverts_drawings_too(bank: Bank, tmp_path: Path) -> None:
     queries = _asked(bank)
     one = Gallery.create(tmp_path / "one", "glyphs")
     one.add_classes({name: bank.class_images(name)[:1] for name in bank.names})
     other = Gallery.create(tmp_path / "other", "glyphs")
-    with pytest.warns(SosnWarning, match="^inverted 5 of 5 images") as told:
+    with pytest.warns(SosnWarning, match="^inverted 5 of 5 images") as found:
         other.add_classes({name: 255 - bank.class_images(name)[:1] for name in bank.names})
-    assert len(told) == 1
+    assert len(found) == 1
     expected = one.search(queries)
     assert other.search(queries) == expected
     with pytest.warns(SosnWarning, match="^inverted 25 of 25 images"):
@@ -247,7 +247,7 @@ def test_a_gallery_turns_drawings_too(bank: Bank, tmp_path: Path) -> None:
     assert not (tmp_path / "third").exists()
 
 
-def test_strokes_on_a_transparent_ground_are_strokes_on_white(bank: Bank, tmp_path: Path) -> None:
+def test_a_transparent_background_is_white(bank: Bank, tmp_path: Path) -> None:
     """As drawing programs save them: black throughout, and the ink is in the transparency."""
     (support, labels), queries = _shown(bank), _asked(bank)
     files = []
@@ -267,15 +267,15 @@ def test_strokes_on_a_transparent_ground_are_strokes_on_white(bank: Bank, tmp_pa
 
 
 @pytest.mark.real_data
-def test_omniglot_s_drawings_are_told_from_their_negatives(real_data: Path) -> None:
+def test_negatives_of_omniglot_drawings_are_detected(real_data: Path) -> None:
     images = torch.cat(from_archive(real_data / "omniglot.tar.xz", 37, 300))
     assert inverted(images, "light")[1] == 0
     assert inverted(255 - images, "light")[1] == len(images) == 300
 
 
-def _paper(ground: int, ink: int) -> Tensor:
+def _paper(background: int, ink: int) -> Tensor:
     """A dark cross on paper."""
-    image = torch.full((1, 64, 64), ground, dtype=torch.uint8)
+    image = torch.full((1, 64, 64), background, dtype=torch.uint8)
     image[:, 20:44, 31:33] = image[:, 31:33, 20:44] = ink
     return image
 
@@ -288,7 +288,7 @@ def test_shaded_paper_with_a_glare_is_paper() -> None:
     faint = torch.full((1, 64, 64), 20, dtype=torch.uint8)  # an all but black picture with a little noise is no drawing
     faint[:, ::7, ::7] = 40
     pictures = torch.stack((glare, shade, speck, faint))
-    shown, count = inverted(pictures, "light")
+    result, count = inverted(pictures, "light")
     assert count == 0
-    assert torch.equal(shown, pictures)
+    assert torch.equal(result, pictures)
     assert inverted(255 - pictures[1:3], "light")[1] == 2

@@ -1,4 +1,4 @@
-"""The classifier: pictures of any form in, answers out, and scikit-learn's habits kept."""
+"""The classifier takes images in any form and follows scikit-learn's conventions."""
 
 import json
 import subprocess
@@ -135,7 +135,7 @@ def test_a_failed_partial_fit_changes_nothing(bank: Bank, drawings: list[np.ndar
     before = classifier.similarities(queries)
     with pytest.raises(DataError, match="cannot be read"):
         classifier.partial_fit([support[0], "/nowhere.png"], [9, 9])
-    with pytest.raises(UsageError, match="those before were int"):
+    with pytest.raises(UsageError, match="earlier labels were int"):
         classifier.partial_fit(support[:1], ["word"])
     np.testing.assert_array_equal(classifier.similarities(queries), before)
 
@@ -207,7 +207,7 @@ def test_other_methods_with_equal_shots_and_unequal_ones(drawings: list[np.ndarr
     assert classifier.predict([drawings[0], drawings[8]]).tolist() == [0, 1]
     with pytest.warns(SosnWarning, match="not calibrated"):
         classifier.predict_proba(drawings[:1])
-    with pytest.raises(UsageError, match="was not calibrated"):
+    with pytest.raises(UsageError, match="reject needs a calibrated model"):
         classifier.predict(drawings[:1], reject=0.05)
 
 
@@ -215,7 +215,7 @@ def test_a_method_that_needs_equal_shots_says_so(drawings: list[np.ndarray]) -> 
     method = MatchingNet(channels=1, input_size=28)
     method.trained = True
     classifier = FewShotClassifier(method).fit(drawings[:3], [0, 0, 1])
-    with pytest.raises(UsageError, match="give each the same number of images"):
+    with pytest.raises(UsageError, match="give all classes the same number of images"):
         classifier.predict(drawings[:1])
 
 
@@ -224,8 +224,8 @@ def test_a_method_that_needs_equal_shots_says_so(drawings: list[np.ndarray]) -> 
     [
         ([np.zeros((8, 8), np.uint8)], None, "labels are missing"),
         ([np.zeros((8, 8), np.uint8)], ["a", "b"], "1 images and labels of shape"),
-        ([np.zeros((8, 8), np.uint8)], [0.5], "words or whole numbers"),
-        ([np.zeros((8, 8), np.uint8)], [None], "words or whole numbers"),
+        ([np.zeros((8, 8), np.uint8)], [0.5], "they must be strings or integers"),
+        ([np.zeros((8, 8), np.uint8)], [None], "they must be strings or integers"),
         (np.zeros((8, 8, 3), np.uint8), [1] * 8, "put a single image in a list"),
         (torch.zeros(3, 8, 8), [1, 2, 3], "put a single image in a list"),
         (np.zeros((5, 64)), [1] * 5, "not a stack of images"),
@@ -242,7 +242,7 @@ def test_what_makes_no_sense_is_refused(images: object, labels: list[object] | N
         FewShotClassifier("glyphs").fit(images, labels)  # type: ignore[arg-type]
 
 
-def test_files_that_are_no_pictures_are_named(tmp_path: Path) -> None:
+def test_files_that_are_not_images_are_named(tmp_path: Path) -> None:
     classifier = FewShotClassifier("glyphs")
     with pytest.raises(DataError, match="there is no folder"):
         classifier.fit(tmp_path / "nowhere")
@@ -304,9 +304,9 @@ def test_scikit_learn_s_own_checks_of_the_constructor_pass() -> None:
 def test_scikit_learn_checks_what_applies_to_an_estimator_of_images_and_finds_it_right() -> None:
     """Of estimators that say they take no tables, check_estimator asks less; the checks above are asked for by name."""
     checks = pytest.importorskip("sklearn.utils.estimator_checks")
-    told = checks.check_estimator(FewShotClassifier("glyphs"), on_fail=None, on_skip=None)
-    assert told
-    assert {one["status"] for one in told} == {"passed"}
+    found = checks.check_estimator(FewShotClassifier("glyphs"), on_fail=None, on_skip=None)
+    assert found
+    assert {one["status"] for one in found} == {"passed"}
 
 
 @pytest.mark.parametrize("name", "relation_net prototypical matching siamese deep_bdc covamnet nearest_prototype".split())
@@ -328,14 +328,14 @@ def test_rivals_answer_through_the_same_classifier(name: str) -> None:
     assert classifier.similarities(asked) == pytest.approx(expected[:, order].numpy(), abs=1e-5)
 
 
-def test_saving_never_takes_the_place_of_another_model(drawings: list[np.ndarray], tmp_path: Path) -> None:
+def test_saving_never_overwrites_another_model(drawings: list[np.ndarray], tmp_path: Path) -> None:
     classifier = FewShotClassifier("glyphs").fit(drawings[:2], [0, 1])
     run, photo = tmp_path / "run", tmp_path / "photo.png"
     run.mkdir()
     (run / "model.safetensors").write_bytes(b"weights of a run")
     photo.write_bytes(b"a photo")
     for place in (run, photo):
-        with pytest.raises(UsageError, match="holds a model that is not a saved classifier"):
+        with pytest.raises(UsageError, match="contains a model that is not a saved classifier"):
             classifier.save(place)
     assert (run / "model.safetensors").read_bytes() == b"weights of a run"
     assert photo.read_bytes() == b"a photo"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import sosn
 from sosn.checkpoint.registry import shipped_models
-from sosn.classify.image_type import LOOKED_AT, choose_model, image_type, type_of_pictures
+from sosn.classify.image_type import SAMPLE, choose_model, image_type, type_of_pictures
 from sosn.data.image import Picture, read_image
 
 
@@ -34,7 +34,7 @@ def test_colour_and_grey_tones_are_photos() -> None:
     assert image_type(_tones(1)) == "photos"
 
 
-def test_a_coloured_thing_on_white_ground_is_a_photo() -> None:
+def test_a_coloured_object_on_a_white_background_is_a_photo() -> None:
     images = torch.full((3, 3, 64, 64), 255, dtype=torch.uint8)
     images[:, 1:, 8:56, 16:48] = 30  # a red thing
     assert image_type(images) == "photos"
@@ -63,7 +63,7 @@ def test_the_majority_decides() -> None:
 def test_the_image_type_of_many_pictures_is_that_of_a_few_from_all_over_the_list() -> None:
     drawing, photo = torch.full((3, 64, 64), 250, dtype=torch.uint8), _tones(3)[0]
     unread: Picture = "no such file.png"  # reading it would be an error
-    assert LOOKED_AT == 32
+    assert SAMPLE == 32
     assert type_of_pictures([drawing]) == "drawings"
     assert type_of_pictures([drawing, photo] * 16) == "photos"  # all 32 are looked at: half is no majority
     assert type_of_pictures([drawing, unread] * 16 + [drawing]) == "drawings"  # of 33 every second
@@ -92,11 +92,11 @@ def test_with_five_photos_of_each_class_the_model_is_one_that_was_trained_with_a
     assert choose_model("drawings", shipped, 5)[0] == "omniglot"
 
 
-def test_where_no_model_knows_the_image_type_it_is_said() -> None:
+def test_a_missing_model_for_an_image_type_is_reported() -> None:
     name, note = choose_model("photos", ["glyphs"])
     assert name == "glyphs"
     assert note is not None
-    assert "no model in the package was trained on photos" in note
+    assert "no shipped model was trained on photos" in note
     assert choose_model("drawings", ["mini-imagenet"])[1] is not None
     for kind in ("drawings", "photos"):
         assert choose_model(kind, shipped_models())[0] in shipped_models()

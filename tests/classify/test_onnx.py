@@ -1,4 +1,4 @@
-"""Models as ONNX: what ONNX Runtime gives is what PyTorch gives, and an example needs nothing else."""
+"""ONNX export: ONNX Runtime gives the same results as PyTorch."""
 
 import json
 import subprocess
@@ -121,9 +121,9 @@ def test_what_is_beside_the_graphs_says_how_to_use_them(exported: Path) -> None:
 def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UntrainedError):
         export_onnx(sosn.SoSN(channels=1, input_size=28), tmp_path, "own")
-    with pytest.raises(UsageError, match="this 'sosn' cannot be exported: give a SoSN with relation average"):
+    with pytest.raises(UsageError, match="this 'sosn' model cannot be exported: use SoSN with relation average"):
         export_onnx(sosn.SoSN(channels=1, input_size=28, relation="full"), tmp_path, "own")
-    with pytest.raises(UsageError, match="this 'prototypical' cannot be exported"):
+    with pytest.raises(UsageError, match="this 'prototypical' model cannot be exported"):
         export_onnx(PrototypicalNet(channels=1, input_size=28), tmp_path, "own")
     assert list(tmp_path.iterdir()) == []
 
@@ -135,8 +135,8 @@ def test_the_command_writes_the_folder_and_says_what_it_checked(
     with pytest.raises(SystemExit) as stop:
         main()
     assert not stop.value.code
-    told = json.loads(capsys.readouterr().out)
-    assert told["largest_difference"] <= 1e-4
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["largest_difference"] <= 1e-4
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["describe.onnx", "model.json", "similarity.onnx"]
 
 

@@ -1,4 +1,4 @@
-"""Tuning on own images: kept where it helps, thrown away where it does not."""
+"""Tuning is kept if it helps and discarded if not."""
 
 import json
 from pathlib import Path
@@ -94,9 +94,9 @@ def test_the_command_writes_a_model_that_classify_takes(cli: Cli, bank: Bank, tm
     as_is = ("--polarity", "as_is")
     code, out, err = cli("tune", "--support", "support", "--model", "glyphs", "--steps", str(STEPS), "--json", *as_is)
     assert code == 0, err
-    told = json.loads(out)
-    assert told["kept"]
-    assert told["folder"] == "tuned"
+    printed = json.loads(out)
+    assert printed["kept"]
+    assert printed["folder"] == "tuned"
     assert "turned" not in err
     code, out, err = cli("classify", "--support", "support", "--model", "tuned", "--json", "support/letter2", *as_is)
     assert code == 0, err
@@ -122,9 +122,9 @@ def test_classes_that_a_model_was_tuned_to_are_not_evaluated_as_new(
     words = "way=2 query=1 episodes=2 device=cpu size=28 channels=1 split=test".split()
     few = [*words, *([] if inside else ["val_share=0", "test_share=0.9"])]
     tree = f"data=folder:{tmp_path / 'photos'}"
-    with pytest.raises(DataError, match=r"classes of test, such as '\w+', are classes that 'tuned' was trained on, or tuned"):
+    with pytest.raises(DataError, match=r"test classes, such as '\w+', are training or tuning classes of 'tuned'"):
         evaluate_model("tuned", [tree, *few])
-    evaluate_model("glyphs", [tree, *few])  # which has not seen them
+    evaluate_model("glyphs", [tree, *few])  # whose training classes are others
     evaluate_model("tuned", [f"data=folder:{tmp_path / 'others'}", *words, "val_share=0", "test_share=0.9"])
     written = load_tensors(tmp_path / "tuned" / "model.safetensors")[1]["seen"]
     tuned_to = f"{inside or 'photos'}0"
@@ -134,17 +134,19 @@ def test_classes_that_a_model_was_tuned_to_are_not_evaluated_as_new(
     assert any(tuned_to in one.classes for one in training_classes("tuned"))  # and so by what starts from it
 
 
-def test_drawings_on_the_other_ground_are_turned_before_tuning(cli: Cli, bank: Bank, tmp_path: Path) -> None:
+def test_drawings_with_the_wrong_background_are_inverted_before_tuning(cli: Cli, bank: Bank, tmp_path: Path) -> None:
     for number, name in enumerate(bank.names):
-        for ground, folder in (("light", tmp_path / "light"), ("dark", tmp_path / "dark")):
+        for background, folder in (("light", tmp_path / "light"), ("dark", tmp_path / "dark")):
             (folder / f"letter{number}").mkdir(parents=True)
             for place, image in enumerate(bank.class_images(name)):
-                shown = image if ground == "light" else 255 - image
-                Image.fromarray(shown[0].numpy()).save(folder / f"letter{number}" / f"{place}.png")
-    told = {}
-    for ground in ("light", "dark"):
-        code, out, err = cli("tune", "--support", ground, "--model", "glyphs", "--steps", "1", "--out", ground[0], "--json")
+                drawing = image if background == "light" else 255 - image
+                Image.fromarray(drawing[0].numpy()).save(folder / f"letter{number}" / f"{place}.png")
+    printed = {}
+    for background in ("light", "dark"):
+        code, out, err = cli(
+            "tune", "--support", background, "--model", "glyphs", "--steps", "1", "--out", background[0], "--json"
+        )
         assert code == 0, err
-        told[ground] = json.loads(out) | {"folder": None}
-        assert ("inverted 24 of 24 images" in err) == (ground == "dark")
-    assert told["light"] == told["dark"]
+        printed[background] = json.loads(out) | {"folder": None}
+        assert ("inverted 24 of 24 images" in err) == (background == "dark")
+    assert printed["light"] == printed["dark"]

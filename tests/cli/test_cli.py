@@ -55,7 +55,7 @@ def test_training_then_evaluating_gives_the_same_figure_to_the_last_digit(cli: C
     assert evaluated["split"] == trained["split"] == "val"
 
 
-def test_evaluation_can_be_told_other_sizes_and_the_test_split_must_be_typed(cli: Cli) -> None:
+def test_evaluation_takes_other_sizes_and_the_test_split_must_be_typed(cli: Cli) -> None:
     assert cli("train", "glyphs-5w1s", *TINY, "steps=2", "every=2", "--out", "run")[0] == 0
     words = "split=test way=3 shot=2 query=3 episodes=4 seed=7 statistics=batch device=cpu".split()
     code, out, _ = cli("eval", "run", *words, "--json")
@@ -178,7 +178,7 @@ def test_models_are_listed(cli: Cli) -> None:
         (("eval", "nowhere"), 2, "there is no model 'nowhere'"),
         (("eval", "glyphs", "shots=5"), 2, "did you mean 'shot'?"),
         (("eval", "glyphs", "split=tests"), 2, "did you mean 'test'?"),
-        (("recipes", "glyphs"), 2, "there is not a recipe 'glyphs'"),
+        (("recipes", "glyphs"), 2, "there is no recipe 'glyphs'"),
         (("no-such-command",), 2, "No such command"),
     ],
 )
@@ -210,7 +210,7 @@ def test_bad_images_are_named(cli: Cli, tmp_path: Path) -> None:
     assert "class 'kind3' has no images" in err
 
 
-def test_an_interrupted_training_says_how_to_go_on(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_interrupted_training_prints_how_to_continue(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from sosn.training.trainer import Trainer
 
     advance = Trainer.advance
@@ -331,7 +331,7 @@ def test_tables_read_well_in_eighty_columns(cli: Cli, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "expected"),
     [
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), True),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB"), True),
@@ -339,23 +339,23 @@ def test_tables_read_well_in_eighty_columns(cli: Cli, monkeypatch: pytest.Monkey
         (RuntimeError("something else"), False),
     ],
 )
-def test_memory_that_does_not_suffice_is_told_in_a_sentence(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, error: Exception, told: bool
+def test_missing_memory_is_reported_in_a_sentence(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: bool
 ) -> None:
     def fails(*_: object) -> None:
         raise error
 
     monkeypatch.setattr("sosn.bench.run_bench", fails)
-    if told:
+    if expected:
         code, _, err = cli("bench", "--quick")
         assert code == 1
-        assert err.startswith("error: there is not enough memory: lower episodes_per_step")
+        assert err.startswith("error: not enough memory: lower episodes_per_step")
     else:
         with pytest.raises(RuntimeError, match="something else"):
             cli("bench", "--quick")
 
 
-def test_of_several_processes_on_a_machine_the_first_says_what_is_wrong(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_process_on_a_machine_prints_an_error(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "of torchrun")  # which passes on interrupts, so they are not ignored here
     for rank, lines in (("0", 1), ("1", 0)):
         monkeypatch.setenv("LOCAL_RANK", rank)
@@ -367,7 +367,7 @@ def test_of_several_processes_on_a_machine_the_first_says_what_is_wrong(cli: Cli
 def test_the_card_of_a_model_tells_its_limits(cli: Cli) -> None:
     code, out, _ = cli("models", "glyphs")
     assert code == 0
-    for piece in ("limits:", "not photos", "terms:", "glyphs test classes"):
+    for piece in ("limits:", "not for photos", "terms:", "glyphs test classes"):
         assert piece in out
     assert "trained on 32,000 episodes" in out
     assert "trained on 12,000 batches of 512 images, then 24,000 episodes" in cli("models", "omniglot")[1]
@@ -375,7 +375,7 @@ def test_the_card_of_a_model_tells_its_limits(cli: Cli) -> None:
     assert json.loads(out)["recipe"]["data"]["name"] == "glyphs"
 
 
-def test_a_model_that_cannot_tell_classes_apart_says_so(cli: Cli, tmp_path: Path) -> None:
+def test_a_model_with_tied_scores_warns(cli: Cli, tmp_path: Path) -> None:
     for label in range(10):
         (tmp_path / "grey" / f"kind{label}").mkdir(parents=True)
         for number in range(4):
@@ -384,4 +384,4 @@ def test_a_model_that_cannot_tell_classes_apart_says_so(cli: Cli, tmp_path: Path
     code, out, err = cli("eval", "glyphs", *words, "--json")
     assert code == 0, err
     assert json.loads(out)["ties"] == 1
-    assert "note: 100% of the queries have the same highest score for several classes" in err
+    assert "note: for 100% of the queries, several classes share the highest score" in err

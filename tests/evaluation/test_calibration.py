@@ -1,4 +1,4 @@
-"""Probabilities that mean what they say, and "none of these"."""
+"""Calibrated probabilities and "none of these"."""
 
 import dataclasses
 import json
@@ -22,9 +22,9 @@ from sosn.evaluation.calibration import (
     auroc,
     calibration_error,
     calibration_of,
+    evaluate_confidence,
     fit_confidence,
     fit_temperature,
-    judge,
     measure,
     probabilities,
     read_calibration,
@@ -81,7 +81,7 @@ def test_a_threshold_refuses_its_share_of_known_queries_and_no_more() -> None:
         share = float((top < threshold).double().mean())
         assert percent / 100 - 0.01 < share < percent / 100
     other, other_labels = (part.unflatten(0, (40, 25)) for part in _sampled(2.0, 1_000))
-    figures = judge(fitted, other, other_labels, unknown)
+    figures = evaluate_confidence(fitted, other, other_labels, unknown)
     assert (figures.episodes, figures.queries) == (40, 1_000)
     assert figures.refused == pytest.approx(float((other.amax(-1) < fitted.thresholds[4]).double().mean()), abs=1e-4)
     assert figures.detected == pytest.approx(float((unknown.amax(-1) < fitted.thresholds[4]).double().mean()), abs=1e-4)
@@ -154,16 +154,16 @@ def test_the_nearest_size_that_is_not_easier_counts() -> None:
     assert only.at(2, 1).way == 5
 
 
-def test_what_is_promised_is_of_no_fewer_classes_and_no_more_shots() -> None:
+def test_the_expected_accuracy_is_of_no_fewer_classes_and_no_more_shots() -> None:
     sizes = [_confidence(way, shot) for way in (20, 1, 2, 5) for shot in (5, 1)]
     calibration = Calibration("glyphs", "val", tuple(sizes))
     for (way, shot), expected in {
         (1, 1): (2, 1), (2, 5): (2, 5), (3, 4): (5, 1), (5, 9): (5, 5), (6, 1): (20, 1), (300, 100): (20, 5)
     }.items():  # fmt: skip
-        found = calibration.promised(way, shot)
+        found = calibration.expected(way, shot)
         assert found is not None
         assert (found.way, found.shot) == expected
-    assert Calibration("glyphs", "val", (_confidence(1, 5),)).promised(3, 5) is None
+    assert Calibration("glyphs", "val", (_confidence(1, 5),)).expected(3, 5) is None
 
 
 def test_with_fewer_classes_than_were_measured_the_temperature_is_that_of_the_fewest_and_not_of_one() -> None:
@@ -211,20 +211,20 @@ def test_measuring_needs_a_trained_model_and_enough_classes() -> None:
         measure(maml, bank, "val", "glyphs", query=2, shots=[1])
 
 
-def test_measuring_says_how_many_episodes_it_used_and_leaves_out_what_the_bank_has_no_classes_for() -> None:
+def test_measuring_logs_the_number_of_episodes_and_skips_sizes_that_the_bank_is_too_small_for() -> None:
     bank = sosn.open_bank("glyphs", "val", alphabets=10, characters=4, drawings=4)
     bank = bank.subset(bank.names[:4])
     said: list[str] = []
-    found = measure(sosn.load("glyphs"), bank, "val", "glyphs", (2, 3, 4), (1, 3), query=2, episodes=6, say=said.append)
+    found = measure(sosn.load("glyphs"), bank, "val", "glyphs", (2, 3, 4), (1, 3), query=2, episodes=6, log=said.append)
     assert [(one.way, one.shot, one.episodes, one.queries) for one in found.sizes] == [(2, 1, 15, 60), (3, 1, 10, 60)]
     assert said[0].startswith("2-way 1-shot, 15 episodes")
     assert found == measure(sosn.load("glyphs"), bank, "val", "glyphs", (2, 3), (1,), query=2, episodes=6)
 
 
-def test_what_is_told_of_a_threshold_was_measured_on_episodes_that_it_was_not_fitted_to() -> None:
+def test_thresholds_are_evaluated_on_episodes_that_they_were_not_fitted_to() -> None:
     bank = sosn.open_bank("glyphs", "val", alphabets=10, characters=8, drawings=6)
     model = sosn.load("glyphs")
-    (told,) = measure(model, bank, "val", "glyphs", (3,), (1,), query=2, episodes=12).sizes
+    (found,) = measure(model, bank, "val", "glyphs", (3,), (1,), query=2, episodes=12).sizes
     right = []
     for seed in (0, 1):
         support, queries = draw_indices(sosn.EpisodeSampler(bank, 6, 1, 2), 20, seed)  # three classes more are not shown
@@ -237,8 +237,8 @@ def test_what_is_told_of_a_threshold_was_measured_on_episodes_that_it_was_not_fi
         right.append(float(torch.cat(answers).double().mean()))
         if seed == 0:
             expected = safe_thresholds(torch.stack(tops))
-    assert told.thresholds == pytest.approx(expected, abs=1e-3)
-    assert told.accuracy == pytest.approx(right[1], abs=1e-4)
+    assert found.thresholds == pytest.approx(expected, abs=1e-3)
+    assert found.accuracy == pytest.approx(right[1], abs=1e-4)
     assert right[0] != right[1]
 
 
@@ -259,7 +259,7 @@ def test_every_shipped_model_is_calibrated(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(shipped_models()))
-def test_no_shipped_model_refuses_more_known_pictures_than_it_may(name: str) -> None:
+def test_no_shipped_model_rejects_more_known_images_than_allowed(name: str) -> None:
     """On episodes that its thresholds were not fitted on. Where it fails: benchmarks/calibrate_model.py."""
     calibration = calibration_of(name)
     assert calibration is not None
@@ -269,7 +269,7 @@ def test_no_shipped_model_refuses_more_known_pictures_than_it_may(name: str) -> 
         assert 0.02 < size.refused <= 0.05, f"{size.way}-way {size.shot}-shot"
 
 
-def test_unknown_characters_are_refused_and_few_known_ones_are() -> None:
+def test_unknown_characters_are_rejected_and_few_known_ones_are() -> None:
     """On test classes, which neither training nor calibration saw."""
     bank = sosn.open_bank("glyphs", "test")
     classifier = sosn.FewShotClassifier("glyphs")
@@ -291,7 +291,7 @@ def test_unknown_characters_are_refused_and_few_known_ones_are() -> None:
     assert abs(np.mean(right) - np.mean(chances)) < 0.04
 
 
-def test_a_card_is_data_and_can_be_told_from_a_folder(tmp_path: Path) -> None:
+def test_a_calibration_is_read_from_a_card_or_a_folder(tmp_path: Path) -> None:
     shipped = calibration_of("glyphs")
     assert shipped is not None
     changed = dataclasses.replace(shipped, data="elsewhere")

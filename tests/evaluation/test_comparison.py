@@ -82,11 +82,11 @@ def _small(name: str) -> Method:
 def test_models_that_were_not_trained_and_fewer_than_two_are_refused(cli: Cli, tmp_path: Path) -> None:
     with pytest.raises(UntrainedError, match="'prototypical' has not been trained"):
         compare_models(["glyphs", save(tmp_path, "prototypical", trained=False)], WORDS)
-    with pytest.raises(UsageError, match="no model is given: compare takes"):
+    with pytest.raises(UsageError, match="no model was given: compare takes"):
         compare_models([], WORDS)
     code, out, err = cli("compare", "glyphs", *WORDS)
     assert (code, out) == (2, "")
-    assert "'glyphs' alone is given: compare takes the names or run folders of two models or more; `sosn eval` takes one" in err
+    assert "only 'glyphs' was given: compare takes two or more model names or run folders; `sosn eval` takes one" in err
 
 
 def test_the_command_prints_a_table_or_one_document(cli: Cli, tmp_path: Path) -> None:
@@ -95,12 +95,14 @@ def test_the_command_prints_a_table_or_one_document(cli: Cli, tmp_path: Path) ->
     save_method(Path(pixels), NearestPixels(), {})
     code, out, err = cli("compare", *models, pixels, *WORDS, "--json")
     assert code == 0, err
-    told = json.loads(out)
-    assert (told["split"], told["precision"], told["engine"]) == ("val", "fp32", "auto")
-    assert [row["method"] for row in told["rows"]] == ["prototypical", "covamnet", "pixels"]
-    assert "p_value" not in told["rows"][0]
-    assert 0 <= told["rows"][1]["p_value"] <= 1
-    assert {"accuracy", "ci95", "parameters", "mflops", "episodes_per_second", "transductive", "adapts"} <= set(told["rows"][0])
+    printed = json.loads(out)
+    assert (printed["split"], printed["precision"], printed["engine"]) == ("val", "fp32", "auto")
+    assert [row["method"] for row in printed["rows"]] == ["prototypical", "covamnet", "pixels"]
+    assert "p_value" not in printed["rows"][0]
+    assert 0 <= printed["rows"][1]["p_value"] <= 1
+    assert {"accuracy", "ci95", "parameters", "mflops", "episodes_per_second", "transductive", "adapts"} <= set(
+        printed["rows"][0]
+    )
     code, out, err = cli("compare", *models, *WORDS)
     assert code == 0, err
     assert "minus the first" in out

@@ -1,4 +1,4 @@
-"""The protocol: figures are those of the formula, and every method meets the same episodes."""
+"""The protocol: figures follow the formula, and every method has the same episodes."""
 
 import math
 import subprocess
@@ -161,7 +161,7 @@ def test_figures_of_a_network_equal_a_hand_computation_from_its_scores() -> None
     assert result.per_episode == pytest.approx(right, abs=1e-15)
 
 
-def test_a_method_and_a_bank_are_told_apart() -> None:
+def test_a_method_and_a_bank_cannot_be_swapped() -> None:
     with pytest.raises(UsageError, match="takes a method and a bank, not NearestPixels and NearestPixels"):
         evaluate(NearestPixels(1, 4), NearestPixels(1, 4))  # type: ignore[arg-type]
 
@@ -243,11 +243,11 @@ def test_another_seed_or_size_gives_another_fingerprint(change: dict[str, Any]) 
 
 
 def test_progress_counts_up_to_the_number_of_episodes() -> None:
-    told: list[tuple[int, int]] = []
-    evaluate(Watcher(), marked_bank(), episodes=30, progress=lambda done, whole: told.append((done, whole)))
-    assert told[-1] == (30, 30)
-    assert [done for done, _ in told] == sorted({done for done, _ in told})
-    assert {whole for _, whole in told} == {30}
+    counts: list[tuple[int, int]] = []
+    evaluate(Watcher(), marked_bank(), episodes=30, progress=lambda done, whole: counts.append((done, whole)))
+    assert counts[-1] == (30, 30)
+    assert [done for done, _ in counts] == sorted({done for done, _ in counts})
+    assert {whole for _, whole in counts} == {30}
 
 
 # Modes
@@ -270,7 +270,7 @@ def test_the_mode_is_put_back_when_the_method_fails() -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("statistics", ["running", "batch"])
-def test_weights_and_buffers_are_untouched_by_either_kind_of_statistics(statistics: Any, training: bool) -> None:
+def test_weights_and_buffers_are_unchanged_by_running_and_batch_statistics(statistics: Any, training: bool) -> None:
     bank = sosn.open_bank("glyphs", "val", alphabets=10, characters=5, drawings=4)
     method = SoSN(channels=1, input_size=28).train(training)
     before = {name: tensor.clone() for name, tensor in method.state_dict().items()}
@@ -351,7 +351,7 @@ def test_evaluations_on_different_episodes_are_not_compared() -> None:
             compare(base, other)
 
 
-def test_both_kinds_of_statistics_are_comparable_since_the_episodes_are_the_same() -> None:
+def test_running_and_batch_statistics_can_be_compared_on_the_same_episodes() -> None:
     bank = marked_bank()
     running, batch = (evaluate(Muddled(), bank, episodes=20, statistics=kind) for kind in ("running", "batch"))
     assert compare(running, batch).p_value == 1.0
@@ -452,9 +452,9 @@ def test_the_engine_answers_as_the_plain_layers_do() -> None:
 
 @pytest.mark.parametrize(
     ("code", "ratio", "refused"),
-    [(-4, "", "do not work"), (0, "", "do not come to an end"), (0, "0.5\n", ""), (0, "2.5\n", "")],
+    [(-4, "", "do not work"), (0, "", "do not finish"), (0, "0.5\n", ""), (0, "2.5\n", "")],
 )
-def test_half_precision_is_tried_by_a_child_and_told_where_it_does_not_pay(
+def test_half_precision_is_tested_by_a_child_process_and_warned_of_if_slower(
     monkeypatch: pytest.MonkeyPatch, code: int, ratio: str, refused: str
 ) -> None:
     tries = []
@@ -468,7 +468,7 @@ def test_half_precision_is_tried_by_a_child_and_told_where_it_does_not_pay(
     monkeypatch.setattr("subprocess.run", child)
     try_bf16.cache_clear()
     try:
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
             for _ in range(2):
                 if refused:
@@ -478,8 +478,8 @@ def test_half_precision_is_tried_by_a_child_and_told_where_it_does_not_pay(
                     check_bf16()
     finally:
         try_bf16.cache_clear()
-    expected = ["bf16 convolutions take 2.5 times as long as others on this CPU: precision=fp32 is faster"] * 2
-    assert [str(one.message) for one in told] == (expected if ratio == "2.5\n" else [])
+    expected = ["bf16 convolutions take 2.5 times as long as fp32 ones on this CPU: precision=fp32 is faster"] * 2
+    assert [str(one.message) for one in found] == (expected if ratio == "2.5\n" else [])
     assert len(tries) == 1
 
 

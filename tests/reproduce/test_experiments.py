@@ -53,7 +53,7 @@ def test_a_matrix_of_n_vectors_has_at_most_rank_n_and_larger_images_have_more(ba
     assert method.preprocessing.size == 28
     again = ranks(SoSN(channels=1, input_size=28, power_norm="none"), bank, (28,), 10, seed=0)
     assert again[0]["rank"] == again[0]["normalised_rank"]
-    with pytest.raises(UsageError, match="second-order matrices, which 'prototypical' does not have"):
+    with pytest.raises(UsageError, match="ranks need a method with second-order matrices, such as SoSN, not 'prototypical'"):
         ranks(PrototypicalNet(channels=1, input_size=28), bank, (28,), 2, 0)
 
 
@@ -63,12 +63,12 @@ def test_ranks_are_those_of_the_plain_and_of_the_normalised_matrices_in_evaluati
     with torch.no_grad():
         maps = method.eval().encode(bank.images).double()
     plain = trace_normalise(autocorrelation(maps))
-    told = ranks(method.train(), bank, (28,), len(bank), seed=0)[0]
-    assert told["rank"] == pytest.approx(rank(plain).double().mean().item())
-    assert told["effective_rank"] == pytest.approx(effective_rank(plain).mean().item(), rel=1e-4)
+    found = ranks(method.train(), bank, (28,), len(bank), seed=0)[0]
+    assert found["rank"] == pytest.approx(rank(plain).double().mean().item())
+    assert found["effective_rank"] == pytest.approx(effective_rank(plain).mean().item(), rel=1e-4)
     wanted = effective_rank(sigme(plain, 50.0)).mean().item()
-    assert told["normalised_effective_rank"] == pytest.approx(wanted, rel=1e-4)
-    assert abs(wanted - told["effective_rank"]) > 0.1
+    assert found["normalised_effective_rank"] == pytest.approx(wanted, rel=1e-4)
+    assert abs(wanted - found["effective_rank"]) > 0.1
     other = SoSN(channels=1, input_size=28, encoder={"width": 46}, power_norm="asinhe", gamma=3.0, trace_normalise=False)
     other.load_state_dict(method.state_dict())
     wanted = effective_rank(asinhe(autocorrelation(maps), 3.0)).mean().item()
@@ -80,8 +80,8 @@ def test_the_share_of_full_rank_is_that_of_matrices_without_a_zero_eigenvalue(
 ) -> None:
     method = SoSN(channels=1, input_size=28)
     monkeypatch.setattr(method, "encode", lambda images: torch.stack(3 * [torch.eye(64)] + [torch.ones(64, 64)]))
-    told = ranks(method, bank, (28,), 4, seed=0)[0]
-    assert (told["rank"], told["full_rank"]) == ((3 * 64 + 1) / 4, 0.75)
+    found = ranks(method, bank, (28,), 4, seed=0)[0]
+    assert (found["rank"], found["full_rank"]) == ((3 * 64 + 1) / 4, 0.75)
 
 
 def _square(before: Tensor, after: Tensor) -> tuple[slice, slice]:
@@ -129,19 +129,19 @@ def test_copies_of_a_vector_are_the_share_that_was_asked_for() -> None:
     assert torch.equal(more[..., 9], more[..., 11])
 
 
-def test_burstiness_tells_how_far_descriptors_move_with_the_norm_and_without(bank: Bank) -> None:
+def test_burstiness_measures_how_far_descriptors_move_with_the_norm_and_without(bank: Bank) -> None:
     torch.manual_seed(3)
     with_norm, without = (SoSN(channels=1, input_size=28, power_norm=norm) for norm in ("sigme", "none"))
     without.load_state_dict(with_norm.state_dict())
-    told, plain = ({one["change"]: one for one in burstiness(m, bank, 5, 1, 2, 4, 0)} for m in (with_norm, without))
-    for change, one in told.items():
+    found, plain = ({one["change"]: one for one in burstiness(m, bank, 5, 1, 2, 4, 0)} for m in (with_norm, without))
+    for change, one in found.items():
         assert one["unnormalised"] == pytest.approx(plain[change]["unnormalised"])
         assert plain[change]["descriptor"] == pytest.approx(plain[change]["unnormalised"], rel=1e-5)
         assert 0 <= one["answers"] <= 1
         assert one["score"] > 0
         assert one["descriptor_ci95"] > 0
-    assert told["one feature vector, 25% of all"]["descriptor"] < told["one feature vector, 50% of all"]["descriptor"]
-    with pytest.raises(UsageError, match="not on 'prototypical'"):
+    assert found["one feature vector, 25% of all"]["descriptor"] < found["one feature vector, 50% of all"]["descriptor"]
+    with pytest.raises(UsageError, match="not 'prototypical'"):
         burstiness(PrototypicalNet(channels=1, input_size=28), bank, 5, 1, 2, 4, 0)
 
 
@@ -157,13 +157,13 @@ def test_burstiness_is_that_of_scores_in_evaluation_in_units_of_their_deviation(
     support, query = episode.support.float() / 255, tile(episode.query.flatten(0, 1), 2).view(episode.query.shape)
     with torch.no_grad():
         before, after = method(episode).double(), method(Episode(support, query)).double()
-    told = {one["change"]: one for one in burstiness(_tiny().train(), bank, 5, 1, 2, 12, 0)}["tiled 2×2"]
+    found = {one["change"]: one for one in burstiness(_tiny().train(), bank, 5, 1, 2, 12, 0)}["tiled 2×2"]
     truth = torch.arange(5).repeat_interleave(2)
     right, still = ((scores.argmax(-1) == truth).double().mean().item() for scores in (before, after))
-    assert told["score"] == pytest.approx(((after - before).abs().mean() / before.std()).item(), rel=1e-3)
-    assert told["answers"] == pytest.approx((after.argmax(-1) != before.argmax(-1)).double().mean().item())
-    assert told["accuracy"] == pytest.approx(still)
-    assert told["lost"] == pytest.approx(right - still)
+    assert found["score"] == pytest.approx(((after - before).abs().mean() / before.std()).item(), rel=1e-3)
+    assert found["answers"] == pytest.approx((after.argmax(-1) != before.argmax(-1)).double().mean().item())
+    assert found["accuracy"] == pytest.approx(still)
+    assert found["lost"] == pytest.approx(right - still)
 
 
 def test_a_patch_and_its_control_share_their_places_and_others_have_their_own(
@@ -196,7 +196,7 @@ def test_figures_of_a_change_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     after = torch.tensor([[[0.4, 0.5], [0.7, 0.6]], [[0.3, 0.4], [0.5, 0.9]]])
     monkeypatch.setattr(bursts, "_scores", lambda method, support, these: after if these is changed else None)
     method: Any = SimpleNamespace(second_order=SimpleNamespace(describe_query=lambda these: these, shift=0.0))
-    told = bursts._figures(cast(SoSN, method), torch.empty(0), torch.tensor([0, 1]), maps, changed, before)
+    found = bursts._figures(cast(SoSN, method), torch.empty(0), torch.tensor([0, 1]), maps, changed, before)
     root = math.sqrt
     wanted = {
         "descriptor": [(root(5 / 8) + root(5)) / 2, 0],  # ‖(1, 2)‖ beside ‖(2, 2)‖ and ‖(1, 0)‖
@@ -208,9 +208,9 @@ def test_figures_of_a_change_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         "accuracy": [0, 0.5],
         "lost": [1, 0],
     }
-    assert list(told) == list(wanted)
+    assert list(found) == list(wanted)
     for name, values in wanted.items():
-        assert told[name].tolist() == pytest.approx(values, rel=1e-4), name
+        assert found[name].tolist() == pytest.approx(values, rel=1e-4), name
 
 
 def test_a_repeated_vector_moves_the_plain_matrix_and_leaves_a_saturated_one() -> None:

@@ -1,11 +1,11 @@
-"""The ledger of this repository: its entries were trained with the recipes that their rows have today."""
+"""The ledger of this repository: its entries were trained with the current recipes of their rows."""
 
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from sosn.reproduce.ledger import Entry, as_it_is_now, read_ledger, same_recipe
+from sosn.reproduce.ledger import Entry, current_entries, read_ledger, same_recipe
 from sosn.reproduce.row import Row
 from sosn.reproduce.table import TABLES
 
@@ -34,7 +34,7 @@ def test_every_entry_belongs_to_a_row_and_counts_for_it(entries: list[Entry]) ->
     found = Counter((entry["table"], entry["row"]) for entry in entries)
     assert found.keys() <= ROWS.keys()
     for name, count in found.items():
-        assert len(as_it_is_now(entries, ROWS[name])) == count
+        assert len(current_entries(entries, ROWS[name])) == count
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_every_entry_belongs_to_a_row_and_counts_for_it(entries: list[Entry]) ->
         ("episodes", "related", 0.5),
     ],
 )
-def test_an_entry_with_another_recipe_is_told_apart(entries: list[Entry], section: str, key: str, value: object) -> None:
+def test_an_entry_with_another_recipe_is_detected(entries: list[Entry], section: str, key: str, value: object) -> None:
     entry = next(
         one for one in entries if one["recipe"]["model"]["method"] == "sosn" and "encoder_width" in one["recipe"]["model"]
     )

@@ -1,4 +1,4 @@
-"""Open MIC's tables are rows of the common runner: planned, run, resumed, and shown beside the paper's figures."""
+"""Open MIC's tables are rows of the common runner: planned, run, resumed, and printed beside the paper's figures."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Trainings side by side: so many at a time, in order, none before what it starts from, and none left behind."""
+"""Parallel trainings: a limited number at a time, in order, each after its start, and all ended on interruption."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sosn.reproduce.parallel import Failure, Task, side_by_side
+from sosn.reproduce.parallel import Failure, Task, run_parallel
 from tests.conftest import Listener, heed
 
 
@@ -37,7 +37,7 @@ def test_so_many_run_at_a_time_in_their_order(tmp_path: Path) -> None:
     listener = Listener()
     pairs = zip("abcd", "badc", strict=True)  # a and b wait for each other, then c and d
     tasks = [task(tmp_path, one, f"{until(tmp_path, other)}\ntime.sleep(0.3)") for one, other in pairs]
-    assert side_by_side(tasks, 2, listener.say) == {}
+    assert run_parallel(tasks, 2, listener.say) == {}
     spans = [when(tmp_path, name) for name in "abcd"]
     for began, _ in spans:
         assert sum(start <= began < end for start, end in spans) <= 2
@@ -50,15 +50,15 @@ def test_so_many_run_at_a_time_in_their_order(tmp_path: Path) -> None:
 
 def test_one_that_starts_from_another_waits_for_it_and_lets_others_pass(tmp_path: Path) -> None:
     first, second = task(tmp_path, "first", until(tmp_path, "other")), task(tmp_path, "second", after="first")
-    assert side_by_side([first, second, task(tmp_path, "other")], 2, Listener().say) == {}
+    assert run_parallel([first, second, task(tmp_path, "other")], 2, Listener().say) == {}
     assert when(tmp_path, "second")[0] >= when(tmp_path, "first")[1]
 
 
 def test_what_went_before_is_not_waited_for(tmp_path: Path) -> None:
-    assert side_by_side([task(tmp_path, "second", "pass", after="finished long ago")], 2, Listener().say) == {}
+    assert run_parallel([task(tmp_path, "second", "pass", after="finished long ago")], 2, Listener().say) == {}
 
 
-def test_failures_are_told_in_their_own_words_and_end_what_starts_from_them(tmp_path: Path) -> None:
+def test_failures_are_reported_with_their_message_and_stop_dependent_tasks(tmp_path: Path) -> None:
     tasks = [
         task(tmp_path, "bad", "print('error: it is broken – näher'); sys.exit(1)"),
         task(tmp_path, "next", after="bad"),
@@ -70,11 +70,11 @@ def test_failures_are_told_in_their_own_words_and_end_what_starts_from_them(tmp_
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "mute.log").write_text("error: of an earlier attempt\n")
     listener = Listener()
-    assert side_by_side(tasks, 3, listener.say) == {
+    assert run_parallel(tasks, 3, listener.say) == {
         "bad": Failure("it is broken – näher", True),
         "next": Failure("it starts from bad, which failed"),
         "last": Failure("it starts from next, which failed"),
-        "mute": Failure("it ended with code 3 and said nothing", True),
+        "mute": Failure("it exited with code 3 and no message", True),
         "void": Failure("the loss is no number"),
     }
     assert "bad: it is broken – näher" in listener.said
@@ -84,9 +84,11 @@ def test_failures_are_told_in_their_own_words_and_end_what_starts_from_them(tmp_
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs signals of POSIX")
-def test_one_that_is_killed_is_told_of_by_its_signal(tmp_path: Path) -> None:
+def test_a_killed_task_is_reported_with_its_signal(tmp_path: Path) -> None:
     killed = task(tmp_path, "killed", "print('step 1', flush=True); os.kill(os.getpid(), 9)")
-    assert side_by_side([killed], 1, Listener().say) == {"killed": Failure(f"signal 9 ended it; see {str(killed.log)!r}", True)}
+    assert run_parallel([killed], 1, Listener().say) == {
+        "killed": Failure(f"it was killed by signal 9; see {str(killed.log)!r}", True)
+    }
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
@@ -97,7 +99,7 @@ def test_finished_tasks_keep_no_files_open(tmp_path: Path) -> None:
     opened: list[int] = []
     count()
     tasks = [Task(str(number), (sys.executable, "-S", "-c", ""), tmp_path / f"{number}.log", tmp_path) for number in range(3)]
-    assert side_by_side(tasks, 1, count) == {}
+    assert run_parallel(tasks, 1, count) == {}
     assert len(opened) == 4
     assert len(set(opened)) == 1
 
@@ -107,8 +109,8 @@ def test_an_interrupt_leaves_none_behind(tmp_path: Path) -> None:
     child, pid = tmp_path / "child.py", tmp_path / "pid"
     child.write_text(f"import os, time\nprint(os.getpid(), file=open({str(pid)!r}, 'w'), flush=True)\ntime.sleep(300)\n")
     program = (
-        "import sys; from pathlib import Path; from sosn.reproduce.parallel import Task, side_by_side; "
-        f"side_by_side([Task('a', (sys.executable, {str(child)!r}), Path({str(tmp_path / 'log')!r}), Path('a'))], 1, print)"
+        "import sys; from pathlib import Path; from sosn.reproduce.parallel import Task, run_parallel; "
+        f"run_parallel([Task('a', (sys.executable, {str(child)!r}), Path({str(tmp_path / 'log')!r}), Path('a'))], 1, print)"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL, preexec_fn=heed)
     try:

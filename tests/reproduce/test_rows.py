@@ -183,7 +183,7 @@ def test_every_start_is_a_row_whose_encoder_and_matrices_fit() -> None:
                 assert first.model.options.get(option) == own.model.options.get(option)
 
 
-def test_every_row_of_the_tables_stands_in_the_paper_or_is_called_otherwise() -> None:
+def test_every_row_of_the_tables_is_in_the_paper_or_has_another_label() -> None:
     for row in ROWS:
         ours = row.group in (
             "ablation", "image size", "first stage", "best recipe", "best recipe, paper partition", "beyond the paper",
@@ -263,7 +263,7 @@ def test_what_a_row_decides_cannot_be_overridden() -> None:
 # Running
 
 
-def test_rows_side_by_side_are_those_one_by_one(tmp_path: Path) -> None:
+def test_rows_run_in_parallel_equal_those_run_one_by_one(tmp_path: Path) -> None:
     row, source, listener = "prototypical-vinyals-5w1s", characters(tmp_path / "source"), Listener()
     wanted = Options([row], (0, 1), CPU, quick=True, data=source)
     one_by_one = reproduce_rows("omniglot", tmp_path / "alone", replace(wanted, estimate=False), listener)
@@ -275,7 +275,10 @@ def test_rows_side_by_side_are_those_one_by_one(tmp_path: Path) -> None:
         assert ours["figures"] == theirs["figures"]
         assert ours["recipe"] == theirs["recipe"]
     assert re.fullmatch(r"2 of 2 trainings to run: about .* on this machine, one after another", listener.said[-4])
-    assert listener.said[-3] == f"2 at a time; what each says goes to TABLE/ROW-seedN.log in {str(tmp_path / 'together')!r}"
+    assert (
+        listener.said[-3]
+        == f"running 2 at a time; the output of each is in TABLE/ROW-seedN.log in {str(tmp_path / 'together')!r}"
+    )
     assert f"omniglot/{row}, seed 1: done in" in " ".join(listener.said)
     assert "step 4/4" in (tmp_path / "together" / "omniglot" / f"{row}-seed0.log").read_text("utf-8")
     listener.said.clear()
@@ -283,7 +286,7 @@ def test_rows_side_by_side_are_those_one_by_one(tmp_path: Path) -> None:
     assert listener.said == []  # what is finished is read
 
 
-def test_rows_that_diverge_side_by_side_are_told_and_not_tried_again(tmp_path: Path) -> None:
+def test_rows_that_diverge_in_parallel_are_reported_and_not_tried_again(tmp_path: Path) -> None:
     row, source, listener = "prototypical-vinyals-5w1s", characters(tmp_path / "source"), Listener()
     wanted = Options([row], (0, 1), [*CPU, "learning_rate=1e30"], quick=True, data=source, jobs=2, estimate=False)
     result = reproduce_rows("omniglot", tmp_path / "runs", wanted, listener)
@@ -305,9 +308,9 @@ def test_tasks_wait_for_first_stages_and_take_all_that_was_asked_for_along(
         return {task.name: Failure("no", task is tasks[0]) for task in tasks}
 
     monkeypatch.setattr(planned, "prepare_missing", lambda *_: True)
-    monkeypatch.setattr(planned, "side_by_side", fail)
+    monkeypatch.setattr(planned, "run_parallel", fail)
     wanted = Options(["best-5w*"], (0, 1), CPU, ledger=tmp_path / "ledger", jobs=2, estimate=False)
-    with pytest.raises(SosnError, match="1 of 6 trainings broke off, such as mini-imagenet/best-pretrain, seed 0: no; the"):
+    with pytest.raises(SosnError, match="1 of 6 trainings failed, such as mini-imagenet/best-pretrain, seed 0: no; the"):
         reproduce_rows("mini-imagenet", tmp_path / "runs", wanted)
     names = {task.name for task in asked}
     assert len(names) == 6
@@ -322,7 +325,9 @@ def test_tasks_wait_for_first_stages_and_take_all_that_was_asked_for_along(
         assert task.command[1:] == (*words.split(), "--no-estimate", "--ledger", str(tmp_path / "ledger"))
 
 
-def test_a_row_whose_first_stage_diverged_is_told_and_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_whose_first_stage_diverged_is_reported_and_others_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def run(job: Job, *_: object) -> Entry:
         if "pretrain" in job.row.id:
             raise TrainingError("loss is not finite")
@@ -346,10 +351,10 @@ def test_a_row_is_prepared_for_run_measured_and_read_again(tmp_path: Path) -> No
     assert first.exit_code == 0, first.output
     assert "preparing omniglot at 28×28" in first.stderr
     assert "2 of 2 trainings to run: about" in first.stderr
-    told = json.loads(first.stdout)
-    assert told["rows"][0]["paper"]["5w1s"] == {"accuracy": 0.998, "ci95": pytest.approx(0.001)}
-    assert [entry["seed"] for entry in told["entries"]] == [0, 1]
-    entry = told["entries"][0]
+    printed = json.loads(first.stdout)
+    assert printed["rows"][0]["paper"]["5w1s"] == {"accuracy": 0.998, "ci95": pytest.approx(0.001)}
+    assert [entry["seed"] for entry in printed["entries"]] == [0, 1]
+    entry = printed["entries"][0]
     assert entry == read_entry(tmp_path / "runs" / "omniglot" / f"{SIGME}-seed0" / "entry.json")
     assert {(one["split"], one["protocol"], one["statistics"]) for one in entry["figures"]} == {
         (split, "5w1s", statistics) for split in ("val", "test") for statistics in ("running", "batch")
@@ -365,18 +370,20 @@ def test_a_row_is_prepared_for_run_measured_and_read_again(tmp_path: Path) -> No
     assert entry["validation"]["steps"] == [2, 4]
     assert all(0 <= accuracy <= 1 for accuracy in entry["validation"]["accuracy"])
     assert len(entry["validation"]["accuracy"]) == 2
-    assert str(tmp_path) not in json.dumps(told["entries"])
+    assert str(tmp_path) not in json.dumps(printed["entries"])
     listener = Listener()
     again = reproduce_rows("omniglot", tmp_path / "runs", Options([SIGME], (0, 1), CPU, quick=True), listener)
-    assert again.entries == told["entries"]
+    assert again.entries == printed["entries"]
     assert listener.said == []
     (tmp_path / "home" / "omniglot-28").rename(tmp_path / "gone")  # finished rows need no images
-    assert reproduce_rows("omniglot", tmp_path / "runs", Options([SIGME], (0, 1), CPU, quick=True)).entries == told["entries"]
+    assert (
+        reproduce_rows("omniglot", tmp_path / "runs", Options([SIGME], (0, 1), CPU, quick=True)).entries == printed["entries"]
+    )
     shown = CliRunner().invoke(app, words.replace(" --json", "").split())
     assert "99.8 ± 0.1" in shown.stdout
 
 
-def test_an_interrupted_row_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+def test_an_interrupted_row_continues_to_the_same_weights(tmp_path: Path) -> None:
     wanted = Options([SIGME], overrides=CPU, quick=True, data=characters(tmp_path / "source"))
     whole = reproduce_rows("omniglot", tmp_path / "whole", wanted)
     with pytest.raises(KeyboardInterrupt):
@@ -404,7 +411,7 @@ def test_a_run_of_other_settings_is_not_taken_for_the_row(tmp_path: Path) -> Non
         reproduce_rows("omniglot", tmp_path / "runs", Options([SIGME], overrides=[*CPU, "steps=2"], quick=True))
 
 
-def test_a_split_that_is_missing_is_said_and_measured_when_it_comes(tmp_path: Path) -> None:
+def test_a_missing_split_is_reported_and_measured_later(tmp_path: Path) -> None:
     wanted = Options(["none-5w1s"], overrides=[*CPU, "input_size=28"], quick=True, data=photos(tmp_path / "photos"))
     first = reproduce_rows("mini-imagenet", tmp_path / "runs", wanted)
     assert first.entries[0]["missing"] == {"test": "mini-imagenet at 84×84 was prepared without test images"}
@@ -428,7 +435,9 @@ def test_a_split_that_is_missing_is_said_and_measured_when_it_comes(tmp_path: Pa
 
 def test_rows_without_images_are_skipped_and_all_of_them_are_an_error(tmp_path: Path) -> None:
     wanted = Options(["sigme-5w1s", "sigme-224-5w1s"], overrides=[*CPU, "input_size=28"], quick=True)
-    with pytest.raises(DataError, match="mini-imagenet at 84×84 is not prepared: give --data DIR"):
+    with pytest.raises(
+        DataError, match="mini-imagenet at 84×84 is not prepared: give the folder of the dataset with --data DIR"
+    ):
         reproduce_rows("mini-imagenet", tmp_path / "runs", wanted)
     assert not (tmp_path / "runs").exists()
     words = f"data prepare mini-imagenet --from {photos(tmp_path / 'photos')}"
@@ -445,7 +454,7 @@ def test_rows_without_images_are_skipped_and_all_of_them_are_an_error(tmp_path: 
 def test_the_ledger_takes_rows_as_they_are_planned_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for more in (Options(quick=True, ledger=tmp_path), Options(overrides=["steps=2"], ledger=tmp_path)):
         with pytest.raises(
-            UsageError, match=r"--ledger keeps rows as they are planned: leave out --ledger, or leave out (--quick|steps=2)"
+            UsageError, match=r"--ledger takes only unchanged rows: remove --ledger, or remove (--quick|steps=2)"
         ):
             reproduce_rows("omniglot", tmp_path / "runs", more)
     tiny = (
@@ -464,7 +473,7 @@ def test_the_ledger_takes_rows_as_they_are_planned_alone(tmp_path: Path, monkeyp
     write_entry(file, before)
     listener = Listener()
     reproduce_rows("omniglot", tmp_path / "runs", replace(wanted, seeds=(0, 2)), listener)
-    assert "seed0.json' is of another training and stays; move it away" in listener.said[-1]
+    assert "seed0.json' comes from another training and was kept: move it away" in listener.said[-1]
     assert read_ledger(tmp_path / "ledger") == [before, result.entries[1]]
     del before["weights"], before["validation"]  # of an earlier version, and of the same training by all that it tells
     write_entry(file, before)
@@ -482,7 +491,7 @@ def test_the_ledger_takes_rows_as_they_are_planned_alone(tmp_path: Path, monkeyp
     assert not same_recipe(result.entries[0], small)
 
 
-def test_a_bank_that_is_damaged_is_no_missing_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_bank_is_not_a_missing_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = Options(["none-5w1s"], overrides=[*CPU, "input_size=28"], quick=True, data=photos(tmp_path / "photos"))
     first = reproduce_rows("mini-imagenet", tmp_path / "runs", wanted).entries[0]
     assert set(first["missing"]) == {"test"}
@@ -501,15 +510,15 @@ def test_a_bank_that_is_damaged_is_no_missing_split(tmp_path: Path, monkeypatch:
 
 
 def test_trainings_whose_steps_take_longer_are_timed_by_themselves() -> None:
-    def kind(name: str, *words: str) -> tuple[object, ...]:
-        return running._kind(claims.find("mini-imagenet", name).resolve(0, words))
+    def configuration(name: str, *words: str) -> tuple[object, ...]:
+        return running._configuration(claims.find("mini-imagenet", name).resolve(0, words))
 
-    assert kind("sigme-5w1s") == kind("sigme-5w1s", "eta=5", "seed=3", "shift=1")
+    assert configuration("sigme-5w1s") == configuration("sigme-5w1s", "eta=5", "seed=3", "shift=1")
     pairs = (("matching-5w1s", "matching-plain-5w1s"), ("sigme-5w1s", "streams-5w1s"), ("best-pretrain", "resnet12-pretrain"))
-    assert all(kind(one) != kind(other) for one, other in pairs)
+    assert all(configuration(one) != configuration(other) for one, other in pairs)
     for words in (["precision=fp32"], ["engine=plain"], ["permutations=3"], ["jitter=0"]):
-        assert kind("sigme-5w1s") != kind("sigme-5w1s", *words)
-    assert kind("maml-5w1s") != kind("maml-5w1s", "inner_steps=50")
+        assert configuration("sigme-5w1s") != configuration("sigme-5w1s", *words)
+    assert configuration("maml-5w1s") != configuration("maml-5w1s", "inner_steps=50")
 
 
 def test_a_best_row_is_held_against_the_figure_that_it_stands_beside() -> None:
@@ -532,10 +541,10 @@ def test_the_estimate_is_that_of_steps_and_of_scoring_at_a_third_of_their_cost(m
     assert running.estimate([(long, 600)]) == "about 58 seconds on this machine"
     # 2 × 10 + 25 episodes × 50 pairs: 30 steps' worth, which count as 10: (40 + 10) × 0.5 s more
     assert running.estimate([(long, 600), (short, 0)]) == "about 83 seconds on this machine"
-    assert timed == [100, 100]  # one of a kind
+    assert timed == [100, 100]  # one for each configuration
     wide = override(recipe, ["way=1000"])
     assert running.estimate([(wide, 0), (short, 0)]) == "about 25 seconds on this machine"
-    assert running.estimate([(wide, 0)]) == "none of them can be filled"
+    assert running.estimate([(wide, 0)]) == "none has enough images"
 
 
 def test_a_row_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
@@ -570,9 +579,9 @@ def test_a_claim_is_printed_with_its_quotation_and_the_names_of_its_rows(capsys:
     (claim,) = (one for one in claims.CLAIMS if one.id == "sigme-none")
     figures = (("sigme-5w1s", 0.52), ("none-5w1s", 0.5))
     _show_claims(claims.Claimed((claim,), [entry(row, 0, accuracy) for row, accuracy in figures]), quick=False)
-    told = capsys.readouterr().out
-    assert "“Tables [of miniImageNet and Open MIC] show" in told
-    heads, first = (line for line in told.splitlines() if "minus" in line or "sigme-5w1s" in line)
+    printed = capsys.readouterr().out
+    assert "“Tables [of miniImageNet and Open MIC] show" in printed
+    heads, first = (line for line in printed.splitlines() if "minus" in line or "sigme-5w1s" in line)
     assert [cell.strip() for cell in heads.split("┃")][1:3] == ["row", "minus"]
     assert [cell.strip() for cell in first.split("│")][1:3] == ["sigme-5w1s", "none-5w1s"]
     assert "+2.00" in first
@@ -623,7 +632,7 @@ def _as_a_shell_reads(listing: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("rows", ["", " --rows sigme-*", " --rows size-*"])
 @pytest.mark.parametrize("table", ["omniglot", "mini-imagenet"])
-def test_the_list_says_common_words_once_in_lines_that_can_be_read_and_commands_that_can_be_run(table: str, rows: str) -> None:
+def test_the_list_prints_common_words_once_and_commands_that_run(table: str, rows: str) -> None:
     shown = CliRunner().invoke(app, f"reproduce {table} --list{rows}".split()).stdout
     assert shown.count("optimiser=adamw") == 1
     assert max(map(len, shown.splitlines())) <= 140
@@ -650,7 +659,7 @@ def test_a_single_row_is_listed_with_its_whole_command() -> None:
     assert _as_a_shell_reads(shown) == {row.id: whole}
 
 
-def test_the_list_says_what_a_row_starts_from() -> None:
+def test_the_list_prints_the_start_of_a_row() -> None:
     run: Callable[[str], str] = lambda words: CliRunner().invoke(app, ["reproduce", *words.split()]).stdout  # noqa: E731
     for table, protocol in (("mini-imagenet", "5w5s"), ("omniglot", "20w1s")):
         first, second = (f"runs/{table}/best-{name}" for name in ("pretrain", protocol))
@@ -667,10 +676,10 @@ def test_words_that_mean_nothing_are_refused() -> None:
     for words, message in (
         ("omniglo", "there is no table 'omniglo', did you mean 'omniglot'"),
         ("omniglot fast", "'fast' is not key=value"),
-        ("omniglot --list --rows sigme-vinyals", "no id fits 'sigme-vinyals'"),
-        ("claims --list --rows sigmoid", "no id fits 'sigmoid'"),
-        ("open-mic-1 --rows p1", "no id fits 'p1'"),
-        ("omniglot eta=5 --list", "--list runs nothing: leave out everything but --rows and --json"),
+        ("omniglot --list --rows sigme-vinyals", "no id matches 'sigme-vinyals'"),
+        ("claims --list --rows sigmoid", "no id matches 'sigmoid'"),
+        ("open-mic-1 --rows p1", "no id matches 'p1'"),
+        ("omniglot eta=5 --list", "--list runs nothing: use it only with --rows and --json"),
         ("omniglot --list --jobs 0", "--list runs nothing"),
         ("omniglot --seeds 0 --seeds -1", "seeds are 0"),
     ):
@@ -721,8 +730,9 @@ def test_an_experiment_on_another_training_does_not_take_the_place_of_one_in_a_l
     for one in (first, other):
         planned.into_ledger(tmp_path, one, file, listener)
     assert read_ledger(tmp_path) == [first]
-    assert listener.said == [f"{str(ledger_file(tmp_path, other))!r} is of another training and stays; move it away to keep "
-                             f"{str(file)!r} there"]  # fmt: skip
+    there = str(ledger_file(tmp_path, other))
+    kept = f"{there!r} comes from another training and was kept: move it away to copy {str(file)!r} there"
+    assert listener.said == [kept]
     planned.into_ledger(tmp_path, again, file, listener)
     assert read_ledger(tmp_path) == [again]
     planned.into_ledger(None, other, file, listener)

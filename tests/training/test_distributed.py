@@ -1,4 +1,4 @@
-"""Several processes that train together: two of them on the CPU, over gloo."""
+"""Distributed training: two processes on the CPU, over gloo."""
 
 import json
 import os
@@ -63,13 +63,14 @@ seen = [trainer.episode("train", number) for number in range(3)]
 losses = [trainer.advance() for _ in range(3)]
 if fabric.is_global_zero:
     Path(sys.argv[2]).mkdir()
-trainer.judge()
-told = []
-judged = evaluate(trainer.judged, trainer.val_bank, 3, 1, 2, 7, progress=lambda *count: told.append(count), fabric=fabric)
+trainer.validate()
+counts = []
+progress = lambda *count: counts.append(count)
+validated = evaluate(trainer.validated, trainer.val_bank, 3, 1, 2, 7, progress=progress, fabric=fabric)
 document = {f"weight.{name}": value.detach() for name, value in trainer.method.named_parameters()}
 document |= {f"query.{number}": episode.query for number, episode in enumerate(seen)}
-document |= {"losses": torch.stack(losses), "judged": torch.tensor(judged.per_episode, dtype=torch.float64)}
-document["told"] = torch.tensor(told[-1])
+document |= {"losses": torch.stack(losses), "validated": torch.tensor(validated.per_episode, dtype=torch.float64)}
+document["counts"] = torch.tensor(counts[-1])
 augmenting = Trainer(tiny("episodes_per_step=4", "turn=20", "zoom=0.2"), trainer.run, Silent(), fabric)
 images = augmenting.source.draw("recalibrate", 0)
 augmenting.source.draw = lambda purpose, number: images
@@ -80,8 +81,8 @@ torch.set_default_dtype(torch.float64)
 trainer = Trainer(sosn_by_sgd(), trainer.run, Silent(), fabric)
 trainer.keep = lambda selection: None
 document["sosn.losses"] = torch.stack([trainer.advance() for _ in range(2)])
-trainer.judge()
-document |= {f"sosn.{name}": value for name, value in trainer.judged.state_dict().items()}
+trainer.validate()
+document |= {f"sosn.{name}": value for name, value in trainer.validated.state_dict().items()}
 save_file({name: value.contiguous() for name, value in document.items()}, f"{sys.argv[2]}-{fabric.global_rank}")
 """
 
@@ -92,7 +93,7 @@ def exact() -> Recipe:
 
 
 def sosn_by_sgd() -> Recipe:
-    """SoSN, judged by the weights and the statistics of its last step."""
+    """SoSN, validated with the weights and the statistics of its last step."""
     return tiny(*"way=3 episodes_per_step=4 optimiser=sgd learning_rate=0.05 warmup=0 average=0 recalibrate=0".split())
 
 
@@ -196,7 +197,7 @@ def test_processes_share_the_episodes_of_a_step(watched: list[dict[str, torch.Te
             assert torch.equal(part, whole[rank::2])
 
 
-def test_processes_augment_with_numbers_of_their_own_and_recalibrate_with_the_same(
+def test_processes_augment_with_different_numbers_and_recalibrate_with_the_same(
     watched: list[dict[str, torch.Tensor]],
 ) -> None:
     augmented = [part[f"augmented.{number}"].flatten(0, 1) for part in watched for number in range(3)]  # of the same images
@@ -236,11 +237,11 @@ def test_episodes_of_an_evaluation_are_shared_and_the_figures_are_those_of_one_p
     watched: list[dict[str, torch.Tensor]], folder: Path
 ) -> None:
     first, second = watched
-    assert torch.equal(first["judged"], second["judged"])
-    assert [part["told"].tolist() for part in watched] == [[4, 4], [3, 3]]  # each has judged its own
+    assert torch.equal(first["validated"], second["validated"])
+    assert [part["counts"].tolist() for part in watched] == [[4, 4], [3, 3]]  # each validated its share
     model = sosn.load(folder / "rank")
     bank = sosn.open_bank("glyphs", "val", **tiny().data.options)
-    assert evaluate(model, bank, 3, 1, 2, 7).per_episode == tuple(first["judged"].tolist())
+    assert evaluate(model, bank, 3, 1, 2, 7).per_episode == tuple(first["validated"].tolist())
 
 
 def test_a_run_of_two_processes_learns_what_one_learns(two: subprocess.CompletedProcess[str], one: Path, folder: Path) -> None:
@@ -252,31 +253,31 @@ def test_a_run_of_two_processes_learns_what_one_learns(two: subprocess.Completed
     )
     losses = [json.loads((run / "metrics.jsonl").read_text().splitlines()[0])["loss"] for run in (folder / "two", one)]
     assert losses[0] == pytest.approx(losses[1], abs=ROUNDING)  # of all episodes of the step
-    told = json.loads(two.stdout)  # one process speaks
+    printed = json.loads(two.stdout)  # one process speaks
     assert "processes registered" not in two.stderr
     alone = json.loads((one / "result.json").read_text())
-    assert told["episodes"] == alone["episodes"]
-    assert told["fingerprint"] == alone["fingerprint"]
-    assert json.loads((folder / "two" / "result.json").read_text())["accuracy"] == told["accuracy"]
+    assert printed["episodes"] == alone["episodes"]
+    assert printed["fingerprint"] == alone["fingerprint"]
+    assert json.loads((folder / "two" / "result.json").read_text())["accuracy"] == printed["accuracy"]
     bank = sosn.open_bank("glyphs", "val", **tiny().data.options)
     sizes = (alone["way"], alone["shot"], alone["query"], alone["episodes"])
-    assert evaluate(sosn.load(folder / "two"), bank, *sizes).accuracy == told["accuracy"]  # as one process finds it
+    assert evaluate(sosn.load(folder / "two"), bank, *sizes).accuracy == printed["accuracy"]  # as one process finds it
 
 
 @pytest.mark.usefixtures("two")
-def test_two_processes_refuse_a_folder_that_holds_a_run_with_one_sentence(folder: Path) -> None:
+def test_two_processes_refuse_a_folder_with_a_run_with_one_message(folder: Path) -> None:
     again = launch("-m", "sosn", "train", "glyphs-5w1s", *TINY, *WORDS, "--out", str(folder / "two"), "--devices", "2")
     assert again.returncode == 2
-    assert again.stderr.count("holds a run already") == 1
+    assert again.stderr.count("already contains a run") == 1
 
 
 @pytest.mark.usefixtures("watched", "two")
-def test_a_run_of_two_processes_that_stopped_goes_on_with_one_as_if_it_had_not_stopped(folder: Path) -> None:
+def test_an_interrupted_run_of_two_processes_continues_with_one(folder: Path) -> None:
     assert train(exact(), folder / "stopped", resume=True).evaluation is not None
     check_same(folder / "stopped", folder / "two")
 
 
-def test_a_run_of_one_process_that_stopped_goes_on_with_two_as_if_it_had_not_stopped(one: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_of_one_process_continues_with_two(one: Path, tmp_path: Path) -> None:
     stop_after_two_steps(exact(), tmp_path / "run")
     ended = launch("-m", "sosn", "train", str(tmp_path / "run"), "--resume", "--devices", "2")
     assert ended.returncode == 0, ended.stderr
@@ -324,7 +325,7 @@ def test_an_interrupt_ends_all_processes_with_one_sentence(tmp_path: Path) -> No
         os.killpg(child.pid, signal.SIGINT)  # as a terminal does
         _, err = child.communicate(timeout=60)
     assert child.returncode == 130
-    assert err.splitlines()[-2:] == [f"`sosn train {tmp_path / 'run'} --resume` goes on from the last checkpoint", "stopped"]
+    assert err.splitlines()[-2:] == [f"`sosn train {tmp_path / 'run'} --resume` continues from the last checkpoint", "stopped"]
     assert [word for word in ("Traceback", "distributed", "terminat") if word in err] == []
     assert err.count("stopped") == 1
     with pytest.raises(ProcessLookupError):  # nobody is left
@@ -334,31 +335,33 @@ def test_an_interrupt_ends_all_processes_with_one_sentence(tmp_path: Path) -> No
 def test_a_numbered_gpu_cannot_be_several_and_a_processor_has_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
     assert make_fabric(tiny("device=cpu:0")).device == torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(UsageError, match="device is 'cuda:0', which is one, and devices is 2: use device=cuda"):
+    with pytest.raises(UsageError, match="device is 'cuda:0', a single device, but devices is 2: use device=cuda"):
         make_fabric(tiny("device=cuda:0"), devices=2)
 
 
-def test_machines_that_nobody_started_and_other_numbers_of_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_without_a_launcher_and_wrong_numbers_of_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WORLD_SIZE", "SLURM_NTASKS"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(UsageError, match="nodes is 2: start the command on each machine with torchrun --nnodes 2"):
         make_fabric(tiny(), nodes=2)
     monkeypatch.setenv("WORLD_SIZE", "2")
     for devices, nodes in ((4, 1), (2, 2), (1, 1)):
-        wrong = f"2 processes were started together, and devices={devices} on nodes={nodes} are {devices * nodes}"
+        wrong = f"2 processes were started, but devices={devices} and nodes={nodes} need {devices * nodes}"
         with pytest.raises(UsageError, match=wrong):
             make_fabric(tiny(), devices, nodes)
     make_fabric(tiny(), 2)
 
 
 @pytest.mark.skipif(shutil.which("pgrep") is None, reason="needs pgrep, to find the process")
-def test_a_process_that_dies_is_told_in_a_sentence(tmp_path: Path) -> None:
+def test_the_death_of_a_process_is_reported(tmp_path: Path) -> None:
     with two_at_work(tmp_path / "run") as child:
         workers = subprocess.run(["pgrep", "-P", str(child.pid)], capture_output=True, text=True, check=False).stdout.split()
         os.kill(int(workers[0]), signal.SIGKILL)
         _, err = child.communicate(timeout=60)
     assert child.returncode == 1
-    assert err.splitlines()[-1] == "error: another process of this run has ended: resume it to go on from the last checkpoint"
+    assert (
+        err.splitlines()[-1] == "error: another process of this run has ended: resume it to continue from the last checkpoint"
+    )
     assert "Traceback" not in err
 
 
@@ -371,7 +374,8 @@ from sosn.training import distributed
 distributed.LOOK, distributed.GRACE = 0.05, float(sys.argv[1])
 procs = []
 start = lambda: procs.append(subprocess.Popen([sys.executable, "-c", "import sys; sys.exit(1)"]))
-with distributed.launched(SimpleNamespace(launch=start, strategy=SimpleNamespace(launcher=SimpleNamespace(procs=procs))), lost=lambda: end_at_once("another process of this run has ended")):
+fabric = SimpleNamespace(launch=start, strategy=SimpleNamespace(launcher=SimpleNamespace(procs=procs)))
+with distributed.launched(fabric, lambda: end_at_once("another process of this run has ended")):
     assert not procs  # Fabric's own watch would end this process at once
     time.sleep(2)
 print("through")
@@ -379,11 +383,11 @@ print("through")
 
 
 @pytest.mark.parametrize(("grace", "ends"), [("60", 0), ("0.1", -signal.SIGKILL)], ids=["noticed", "waits"])
-def test_a_process_that_waits_in_vain_for_another_is_ended_after_a_while(grace: str, ends: int) -> None:
-    told = subprocess.run([sys.executable, "-c", WAITING, grace], capture_output=True, text=True, check=False, timeout=60)
-    assert told.returncode == ends
-    assert ("through" in told.stdout) == (ends == 0)
-    assert ("another process of this run has ended" in told.stderr) == (ends != 0)
+def test_a_process_that_waits_for_a_dead_one_is_killed(grace: str, ends: int) -> None:
+    ended = subprocess.run([sys.executable, "-c", WAITING, grace], capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == ends
+    assert ("through" in ended.stdout) == (ends == 0)
+    assert ("another process of this run has ended" in ended.stderr) == (ends != 0)
 
 
 SETTLING = """
@@ -409,11 +413,11 @@ print("through")
 """
 
 
-@pytest.mark.parametrize(("way", "told"), [("ends", "trains waits through"), ("breaks", "trains fails through")])
-def test_a_process_waits_for_gloo_before_it_ends_and_takes_no_harm_if_others_are_gone(way: str, told: str) -> None:
+@pytest.mark.parametrize(("way", "printed"), [("ends", "trains waits through"), ("breaks", "trains fails through")])
+def test_a_process_waits_for_gloo_before_it_ends_and_takes_no_harm_if_others_are_gone(way: str, printed: str) -> None:
     """Without the wait, one of some ten trainings of two processes was aborted on its way out."""
     ended = launch("-c", SETTLING, way)
-    assert ended.stdout.split() == told.split(), ended.stderr
+    assert ended.stdout.split() == printed.split(), ended.stderr
 
 
 def test_episodes_that_cannot_be_shared_and_devices_that_are_not_there_are_refused() -> None:

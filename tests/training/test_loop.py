@@ -1,4 +1,4 @@
-"""Training: it learns, it is repeatable, and nothing is lost when something goes wrong."""
+"""Training learns, is reproducible, and loses nothing on failure."""
 
 import gc
 import json
@@ -284,12 +284,12 @@ def test_a_checkpoint_of_another_architecture_is_refused(tmp_path: Path) -> None
     run = Run(tmp_path / "other")
     run.create(recipe, {})
     (tmp_path / "run" / "checkpoint.safetensors").rename(run.checkpoint)
-    with pytest.raises(CheckpointError, match="of another architecture"):
+    with pytest.raises(CheckpointError, match="has another architecture"):
         train(recipe, tmp_path / "other", resume=True)
 
 
 @pytest.mark.parametrize("name", ["run.json", "result.json"])
-def test_a_damaged_file_of_a_run_is_told(tmp_path: Path, name: str) -> None:
+def test_a_damaged_file_of_a_run_is_reported(tmp_path: Path, name: str) -> None:
     recipe = tiny("steps=1", "every=1")
     train(recipe, tmp_path / "run")
     (tmp_path / "run" / name).write_text("{")
@@ -358,7 +358,7 @@ def test_a_refused_start_leaves_the_folder_free(tmp_path: Path) -> None:
 def test_a_run_is_not_resumed_under_options_its_first_command_left_alone(tmp_path: Path) -> None:
     train(tiny("steps=2", "every=2"), tmp_path / "run")
     for word in ("model.shift=0.5", "data.seed=9", "softness=7", "flip=true"):
-        with pytest.raises(UsageError, match="resume it with its own recipe"):
+        with pytest.raises(UsageError, match="resume it with the same recipe"):
             train(tiny("steps=2", "every=2", word), tmp_path / "run", resume=True)
     assert load_recipe(str(tmp_path / "run")).model.options["permutations"] == 1  # defaults are written down
 
@@ -419,7 +419,7 @@ def test_weights_that_are_not_finite_never_become_the_model(trainer: Trainer) ->
     with torch.no_grad():
         next(trainer.method.parameters()).fill_(torch.nan)
     with pytest.raises(TrainingError, match="not finite"):
-        trainer.judge()
+        trainer.validate()
     assert not trainer.run.weights.exists()
 
 
@@ -475,12 +475,12 @@ def photos(root: Path, classes: int) -> Path:
     return root
 
 
-def test_no_garbage_is_cleared_away_while_a_step_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_collection_is_off_while_a_step_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     class Graph:
         def replay(self) -> None:
             pass
 
-    told: list[str] = []
+    messages: list[str] = []
     recording = False
 
     class Old:
@@ -490,7 +490,7 @@ def test_no_garbage_is_cleared_away_while_a_step_is_recorded(monkeypatch: pytest
             self.itself = self
 
         def __del__(self) -> None:
-            told.append("recording" if recording else "before")
+            messages.append("recording" if recording else "before")
 
     @contextmanager
     def record(graph: Graph) -> Iterator[None]:
@@ -514,7 +514,7 @@ def test_no_garbage_is_cleared_away_while_a_step_is_recorded(monkeypatch: pytest
         captured(Episode(images, images[:, 0], labels))
     Old()
     captured(Episode(images, images[:, 0], labels))
-    assert told == ["before"]
+    assert messages == ["before"]
     assert gc.isenabled()
 
 
@@ -524,7 +524,7 @@ def folder_recipe(root: Path) -> Recipe:
 
 
 @pytest.mark.parametrize(("classes", "message"), [(10, "for training: .* there are 4"), (14, "for validation: .* there are 4")])
-def test_of_own_classes_that_are_too_few_it_is_said_which_and_why(classes: int, message: str, tmp_path: Path) -> None:
+def test_too_few_classes_in_a_folder_are_reported_with_the_split(classes: int, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"{message}: lower .*val_share and test_share of the classes are set aside"):
         train(folder_recipe(photos(tmp_path / "photos", classes)), tmp_path / "run")
 
@@ -534,7 +534,7 @@ def test_a_run_is_not_resumed_on_other_images(tmp_path: Path) -> None:
     train(recipe, tmp_path / "run")
     for image in (tmp_path / "photos").glob("*/1.png"):
         image.unlink()
-    with pytest.raises(DataError, match="train images are not those"):
+    with pytest.raises(DataError, match="train images have changed since"):
         train(recipe, tmp_path / "run", resume=True)
 
 
@@ -545,7 +545,7 @@ def test_classes_that_were_trained_on_are_not_evaluated_as_new(tmp_path: Path) -
     trained = json.loads((tmp_path / "run" / "run.json").read_text())["data"]["train"]["classes"]
     for label in {path.name for path in (tmp_path / "photos").iterdir()} - set(trained):
         shutil.rmtree(tmp_path / "photos" / label)  # some of those that are left become val and test
-    with pytest.raises(DataError, match="was trained on"):
+    with pytest.raises(DataError, match="training or tuning classes of"):
         evaluate_model(str(tmp_path / "run"), ["split=val", "way=2", "device=cpu"])
 
 
@@ -558,10 +558,10 @@ def test_a_folder_is_found_again_from_another_place(tmp_path: Path, monkeypatch:
 
 def test_other_options_do_not_bring_trained_classes_into_a_test(tmp_path: Path) -> None:
     train(folder_recipe(photos(tmp_path / "photos", 20)), tmp_path / "run")
-    with pytest.raises(DataError, match="was trained on"):
+    with pytest.raises(DataError, match="training or tuning classes of"):
         evaluate_model(str(tmp_path / "run"), ["data.split_seed=1", "split=test", "way=2", "device=cpu"])
     few = ("data.characters=6", "data.drawings=8", "way=2", "query=2", "episodes=2", "device=cpu")
-    with pytest.raises(DataError, match="'glyphs' was trained on"):
+    with pytest.raises(DataError, match="training or tuning classes of 'glyphs'"):
         evaluate_model("glyphs", ["split=test", "data.alphabets=20", *few])
     assert evaluate_model("glyphs", ["split=test", "data.alphabets=20", "data.seed=5", *few])[0].episodes == 2
 
@@ -575,15 +575,15 @@ def test_the_mean_image_of_training_in_all_turns_has_no_side() -> None:
     assert not torch.allclose(plain, plain.rot90(1, (-2, -1)))
 
 
-def test_validation_and_report_have_episodes_of_their_own_and_the_engine_of_the_recipe(
+def test_validation_and_report_have_different_episodes_and_the_engine_of_the_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sosn.training import loop
-    from sosn.training import trainer as judging
+    from sosn.training import trainer as validating
 
     seeds: list[tuple[str, int]] = []
     engines: set[bool] = set()
-    for name, module in (("selection", judging), ("report", loop)):
+    for name, module in (("selection", validating), ("report", loop)):
         known = module.evaluate
 
         def watched(*sizes: object, name: str = name, known: Any = known, **others: object) -> Evaluation:

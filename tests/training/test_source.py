@@ -1,4 +1,4 @@
-"""Episodes read ahead by worker processes, from banks on disk, are the ones that would have been drawn on the spot."""
+"""Episodes that workers read ahead equal those drawn in the main process."""
 
 import signal
 import subprocess
@@ -114,7 +114,7 @@ def test_scattered_rows_of_a_large_bank_are_mapped_from_a_file_not_copied(
     assert len(list(scattered.glob("part-*"))) == 1  # val is one run of rows
 
 
-def test_preparing_anew_forgets_the_parts_of_the_old_bank(scattered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preparing_again_drops_the_parts_of_the_old_bank(scattered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepared, "IN_MEMORY", 0)
     sosn.open_bank("omniglot", "train")
     prepare_dataset("omniglot", scattered.parent.parent / "source")

@@ -46,7 +46,7 @@ def test_sosn_takes_the_whole_encoder_of_a_classifier(tmp_path: Path) -> None:
     assert set(encoder) == {name for name in own if name.startswith("encoder.")}
     assert all(torch.equal(given[name], own[name]) for name in encoder)
     assert f"{len(encoder)} of {len(own)} tensors taken from" in listener.said[-1]
-    assert listener.said[-1].endswith("not used are classifier")
+    assert listener.said[-1].endswith("not used: classifier")
     assert torch.isfinite(trainer.advance())
 
 

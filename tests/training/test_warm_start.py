@@ -1,4 +1,4 @@
-"""A warm start takes what fits, says so, is never taken twice, and does not make seen classes look new."""
+"""A warm start takes the weights that fit, reports them, and keeps the training classes."""
 
 import json
 import shutil
@@ -73,15 +73,15 @@ def test_a_mean_image_stays_that_of_the_new_images(tmp_path: Path) -> None:
     assert not torch.equal(own, model.preprocessing.mean_image)
 
 
-def test_what_was_taken_and_what_not_is_said_and_written_down(before: Path, tmp_path: Path) -> None:
+def test_taken_and_new_tensors_are_reported_and_recorded(before: Path, tmp_path: Path) -> None:
     listener = Listener()
     train(tiny("steps=2", "every=2", f"start={before}"), tmp_path / "run", progress=listener)
-    (said,) = [sentence for sentence in listener.said if "begin as in" in sentence]
+    (said,) = [sentence for sentence in listener.said if "tensors taken from" in sentence]
     own, given = weights(tmp_path / "run"), weights(before)
     encoder = {name for name in own if name.startswith("encoder.")}
     assert f"{len(encoder)} of {len(own)} tensors taken from {str(before)!r}" in said
-    assert "new are permutations, similarity." in said
-    assert "not used are relation." in said
+    assert "newly initialised: permutations, similarity." in said
+    assert "not used: relation." in said
     record = json.loads((tmp_path / "run" / "run.json").read_text())["start"]
     assert set(record["taken"]) == encoder
     assert set(record["own"]) == own.keys() - encoder
@@ -98,9 +98,9 @@ def test_a_run_without_a_start_writes_nothing_of_one(before: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "error", "said"),
     [
-        ("method=prototypical encoder_width=7", UsageError, "no weight fits this 'prototypical' by name and shape"),
+        ("method=prototypical encoder_width=7", UsageError, "fits this 'prototypical' model by name and shape"),
         ("start={before}/none", UsageError, "there is no model"),
-        ("start={before}/checkpoint.safetensors", CheckpointError, "holds no method"),
+        ("start={before}/checkpoint.safetensors", CheckpointError, "is a checkpoint for resuming a run"),
     ],
 )
 def test_a_start_that_gives_nothing_is_refused(
@@ -163,7 +163,7 @@ def test_a_run_that_had_saved_nothing_starts_again_from_the_same_weights_alone(
     shutil.copytree(before, tmp_path / "kept")
     shutil.rmtree(before)
     train(tiny("steps=3", "every=3", "method=relation_net"), before)
-    with pytest.raises(CheckpointError, match="have changed since: put them back"):
+    with pytest.raises(CheckpointError, match="have changed: restore them"):
         train(recipe, tmp_path / "run", resume=True)
     shutil.rmtree(before)
     shutil.copytree(tmp_path / "kept", before)
@@ -191,11 +191,11 @@ def on_photos(model: Path, tmp_path: Path, *words: str) -> None:
 def test_classes_that_the_start_was_trained_on_are_not_evaluated_as_new(two_stages: tuple[Path, Path], tmp_path: Path) -> None:
     first, second = two_stages
     on_photos(second, tmp_path, "split=test")  # split as they were
-    with pytest.raises(DataError, match="was trained on"):
+    with pytest.raises(DataError, match="training or tuning classes of"):
         on_photos(second, tmp_path, "split=test", "data.split_seed=1")
     shutil.copy(second / "model.safetensors", tmp_path / "alone.safetensors")
     shutil.rmtree(first)
-    with pytest.raises(DataError, match="was trained on"):  # the file itself knows
+    with pytest.raises(DataError, match="training or tuning classes of"):  # the file itself knows
         on_photos(tmp_path / "alone.safetensors", tmp_path, "split=test", "data.split_seed=1")
 
 
@@ -209,7 +209,7 @@ def test_a_folder_is_the_same_however_its_path_is_written(tmp_path: Path, monkey
     assert not same_classes(places[0], DataSection("folder:photos/train", options={}))
 
 
-def test_what_was_seen_is_handed_on_from_start_to_start(two_stages: tuple[Path, Path], tmp_path: Path) -> None:
+def test_training_classes_are_passed_on_from_start_to_start(two_stages: tuple[Path, Path], tmp_path: Path) -> None:
     third = tmp_path / "third"
     train(tiny("steps=2", "every=2", "preprocessing.channels=3", "data.seed=8", f"start={two_stages[1]}"), third)
     trained = [json.loads((run / "run.json").read_text())["data"]["train"]["classes"] for run in (third, *two_stages)]
@@ -221,22 +221,22 @@ def test_what_was_seen_is_handed_on_from_start_to_start(two_stages: tuple[Path, 
 def test_validation_on_classes_that_the_start_was_trained_on_is_refused(two_stages: tuple[Path, Path], tmp_path: Path) -> None:
     first, _ = two_stages
     recipe = override(load_recipe(str(first)), ["split_seed=1", f"start={first}"])
-    with pytest.raises(DataError, match=r"classes of val, such as 'kind\d\d', are classes that start .* was trained on"):
+    with pytest.raises(DataError, match=r"validation classes, such as 'kind\d\d', are training classes of start"):
         train(recipe, tmp_path / "third")
     train(override(load_recipe(str(first)), [f"start={first}"]), tmp_path / "third")
 
 
 def test_glyphs_of_another_seed_are_other_classes(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="classes that start 'glyphs' was trained on"):
+    with pytest.raises(DataError, match="training classes of start 'glyphs'"):
         train(tiny("start=glyphs"), tmp_path / "run")
     train(tiny("steps=2", "every=2", "start=glyphs", "data.seed=5"), tmp_path / "run")
     few = ("split=test", "way=2", "query=2", "episodes=2", "device=cpu")
     evaluate_model(str(tmp_path / "run"), few)
-    with pytest.raises(DataError, match="was trained on"):
+    with pytest.raises(DataError, match="training or tuning classes of"):
         evaluate_model(str(tmp_path / "run"), ["data.seed=0", "data.alphabets=20", *few])
 
 
-def test_a_model_without_a_recipe_is_a_start_whose_classes_nobody_knows(tmp_path: Path) -> None:
+def test_a_start_without_a_recipe_has_no_known_training_classes(tmp_path: Path) -> None:
     save_method(tmp_path / "own.safetensors", sosn.SoSN(channels=1, input_size=28))
     train(tiny("steps=2", "every=2", f"start={tmp_path / 'own.safetensors'}"), tmp_path / "run")
     assert load_tensors(tmp_path / "run" / "model.safetensors")[1]["seen"] == []

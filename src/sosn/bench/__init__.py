@@ -1,4 +1,4 @@
-"""How fast this machine trains and evaluates: contenders side by side in one run."""
+"""Benchmark of training and evaluation speed on this machine."""
 
 from sosn.bench.measure import evaluation_ratios, run_bench, written_rate
 

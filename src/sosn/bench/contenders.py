@@ -1,4 +1,4 @@
-"""Ways to take one training step, or to judge one episode, on the same images."""
+"""The contenders of the benchmark: training steps and evaluations of the same images."""
 
 import warnings
 from collections.abc import Callable
@@ -29,11 +29,11 @@ from sosn.training.trainer import Trainer
 
 @dataclass(frozen=True)
 class Shape:
-    """What an episode is."""
+    """The sizes of an episode."""
 
     way: int
     shot: int
-    query: int  # a class
+    query: int  # per class
     size: int
     channels: int = 3
     permutations: int = 1
@@ -47,7 +47,7 @@ class Shape:
         return self.way * self.way * self.query
 
     def episode(self, episodes: int, device: torch.device) -> Episode:
-        """Noise in the shape of episodes."""
+        """Return episodes of random pixels."""
         draw = torch.Generator(device).manual_seed(0)
         image = (self.channels, self.size, self.size)
         support, query = (
@@ -58,7 +58,7 @@ class Shape:
         return Episode(support, query, labels)
 
     def bank(self, classes: int, images: int, device: torch.device) -> Bank:
-        """Noise in the shape of so many images of each of so many classes."""
+        """Return a bank of random pixels with this number of classes and of images per class."""
         draw = torch.Generator(device).manual_seed(0)
         sizes = (classes * images, self.channels, self.size, self.size)
         pixels = torch.randint(0, 256, sizes, device=device, dtype=torch.uint8, generator=draw)
@@ -75,7 +75,7 @@ Step = Callable[[], object]
 
 
 def training_step(shape: Shape, episodes: int, device: torch.device, bf16: bool, name: Engine) -> Step:
-    """Vectorised training of a batch of episodes: the layers one by one, or the engine with all it has."""
+    """Return a vectorised training step on a batch of episodes, with plain PyTorch layers or with the engine."""
     model, episode = shape.model(device).train(), shape.episode(episodes, device)
     cuda = device.type == "cuda"
     optimiser = torch.optim.Adam(
@@ -100,21 +100,21 @@ def training_step(shape: Shape, episodes: int, device: torch.device, bf16: bool,
 
 
 def whole_step(shape: Shape, episodes: int, device: torch.device, bf16: bool) -> Step:
-    """A step as `sosn train` takes it: images drawn from a bank and augmented, the learning rate set, weights averaged."""
+    """Return a full step of `sosn train`: draw and augment images, set the learning rate, train, average the weights."""
     words = f"way={shape.way} shot={shape.shot} query={shape.query} episodes_per_step={episodes} device={device} steps=1000000"
     more = f"precision={'bf16' if bf16 else 'fp32'} permutations={shape.permutations} flip=true translate=0.1 jitter=0.3"
     recipe = override(load_recipe("glyphs-5w1s"), [*words.split(), *more.split()])
 
     def opened(recipe: Recipe, split: str, say: Callable[[str], None]) -> Bank:
         if split != "train":
-            raise MissingSplitError("noise has no other split")
+            raise MissingSplitError("random pixels have no other split")
         return shape.bank(64, 2 * (shape.shot + shape.query), device)
 
     return Trainer(recipe, Run(Path()), Silent(), opened=opened).advance
 
 
 def loop_step(shape: Shape, device: torch.device) -> Step:
-    """One episode in single precision; matrices image by image and descriptors pair by pair, as a first script would do it."""
+    """Return a step on one episode in single precision, with loops over images and pairs, as in a simple script."""
     model, episode = shape.model(device).train(), shape.episode(1, device)
     optimiser = torch.optim.Adam(model.parameters(), 1e-3)
 
@@ -134,11 +134,11 @@ def loop_step(shape: Shape, device: torch.device) -> Step:
         optimiser.step()
         return loss.detach()
 
-    return _plainly(step)
+    return _without_engine(step)
 
 
-def _plainly(step: Callable[[], Tensor]) -> Step:
-    """A step in which no layer of ours runs on the engine."""
+def _without_engine(step: Callable[[], Tensor]) -> Step:
+    """Return a step that runs with plain PyTorch layers."""
 
     def run() -> Tensor:
         with engine("plain"):
@@ -152,14 +152,14 @@ def has_easyfsl() -> bool:
 
 
 def easyfsl_model(shape: Shape, device: torch.device, backbone: bool = True) -> Any:
-    """easyfsl's Relation Networks on the same encoder, with its own, lighter head, in training mode."""
+    """Return easyfsl's Relation Networks with the same encoder and its smaller head, in training mode."""
     from easyfsl.methods import RelationNetworks
 
     return RelationNetworks(Conv4(shape.channels) if backbone else None, feature_dimension=64).to(device)
 
 
 def easyfsl_step(shape: Shape, device: torch.device) -> Step:
-    """One training step of easyfsl's Relation Networks on one episode."""
+    """Return a training step of easyfsl's Relation Networks on one episode."""
     model, episode = easyfsl_model(shape, device), shape.episode(1, device)
     optimiser = torch.optim.Adam(model.parameters(), 1e-3)
     support, query = (images.float() / 255 for images in (episode.support.flatten(0, 2), episode.query[0]))
@@ -175,11 +175,11 @@ def easyfsl_step(shape: Shape, device: torch.device) -> Step:
         optimiser.step()
         return loss.detach()
 
-    return _plainly(step)
+    return _without_engine(step)
 
 
-def judging(shape: Shape, device: torch.device, name: Engine, encoded: bool) -> Step:
-    """Scores of one episode; encoded: from feature maps that are known already."""
+def evaluation_step(shape: Shape, device: torch.device, name: Engine, encoded: bool) -> Step:
+    """Return a function that scores one episode; encoded: from precomputed feature maps."""
     model, episode = shape.model(device).eval(), shape.episode(1, device)
     with torch.inference_mode(), engine(name):
         support = model.encode(episode.support.flatten(0, 2)).unflatten(0, episode.support.shape[:3])
@@ -193,21 +193,21 @@ def judging(shape: Shape, device: torch.device, name: Engine, encoded: bool) -> 
 
 
 def whole_evaluation(shape: Shape, device: torch.device, name: Engine, episodes: int) -> Step:
-    """So many episodes as `sosn eval` judges them, of a bank in which each image is in five of them on average."""
+    """Return an evaluation as in `sosn eval`, on a bank in which each image is in five episodes on average."""
     model, classes = shape.model(device), 4 * shape.way
     images = max(shape.shot + shape.query, episodes * shape.way * (shape.shot + shape.query) // (5 * classes))
     bank = shape.bank(classes, images, device)
 
     def run() -> Evaluation:
         with engine(name), warnings.catch_warnings():
-            warnings.simplefilter("ignore", SosnWarning)  # of a model that nobody trained
+            warnings.simplefilter("ignore", SosnWarning)  # about the scores of an untrained model
             return evaluate(model, bank, shape.way, shape.shot, shape.query, episodes)
 
     return run
 
 
-def easyfsl_judging(shape: Shape, device: torch.device, encoded: bool) -> Step:
-    """Scores of one episode by easyfsl's Relation Networks; encoded: from feature maps that are known already."""
+def easyfsl_evaluation(shape: Shape, device: torch.device, encoded: bool) -> Step:
+    """Return a function that scores one episode with easyfsl's Relation Networks; encoded: from precomputed feature maps."""
     model, episode = easyfsl_model(shape, device, backbone=not encoded), shape.episode(1, device)
     model.eval()
     support, query = (images.float() / 255 for images in (episode.support.flatten(0, 2), episode.query[0]))
@@ -223,4 +223,4 @@ def easyfsl_judging(shape: Shape, device: torch.device, encoded: bool) -> Step:
             scores: Tensor = model(query)
             return scores
 
-    return _plainly(run)
+    return _without_engine(run)

@@ -1,4 +1,4 @@
-"""Timings: contenders take turns, so that what else the machine does falls on all of them alike."""
+"""Time the contenders in turns, so that other load on the machine affects all of them alike."""
 
 import gc
 import math
@@ -17,10 +17,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from sosn.bench.contenders import (
     Shape,
     Step,
-    easyfsl_judging,
+    easyfsl_evaluation,
     easyfsl_step,
+    evaluation_step,
     has_easyfsl,
-    judging,
     loop_step,
     training_step,
     whole_evaluation,
@@ -42,47 +42,48 @@ GROWTH = {
     "permutations": [Shape(5, 1, 5, 84, permutations=count) for count in (1, 3, 5, 10)],
 }
 EPISODES = {"cuda": 8, "cpu": 1}  # in a step of the vectorised contenders
-EVALUATED = {"cuda": 200, "cpu": 20}  # episodes of a whole evaluation, fewer where they have more pairs than these in all
+EVALUATED = {"cuda": 200, "cpu": 20}  # episodes of a whole evaluation, fewer if they exceed EVALUATED_PAIRS
 EVALUATED_PAIRS = 100_000
-LONG = 20.0  # seconds of a call: where one is longer, contenders have one turn, not three
-TURN = {"cuda": (0.4, 20), "cpu": (1.0, 2)}  # calls of a turn: as many as start within these seconds, and the most there may be
-WARM = {"training": FREE_STEPS + 2, "evaluation": 2}  # calls before the turns on a GPU: the first compile, a later one captures
-MAPS = {"cuda": 6, "cpu": 8}  # of a pair's largest map, that training with layers one by one holds
-SHARE = 0.75  # of the memory that a contender may need by estimate; others are left out
-MANY = 32  # episodes in a step of the engine on a GPU, where pairs are few
+LONG = 20.0  # seconds: if a call takes longer, contenders have one turn instead of three
+TURN = {"cuda": (0.4, 20), "cpu": (1.0, 2)}  # a turn: seconds in which calls start, and their largest number
+WARM = {"training": FREE_STEPS + 2, "evaluation": 2}  # calls before the turns on a GPU, which compile and capture
+MAPS = {"cuda": 6, "cpu": 8}  # copies of a pair's largest feature map that plain training holds
+SHARE = 0.75  # of the free memory: contenders with a larger estimate are skipped
+MANY = 32  # episodes in a step of the engine on a GPU, if episodes have few pairs
 
 
 def run_bench(
     device: str = "auto",
     quick: bool = False,
-    say: Callable[[str], None] = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
     keep: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Measure training, evaluation and growth on this machine. quick: one tiny shape, to see that it works.
+    """Measure training, evaluation and growth on this machine.
 
-    keep is given what has been measured so far, after every shape.
+    quick: measure one tiny shape only. log: called with progress messages. keep: called after every shape with the
+    measurements so far.
     """
     place, began = resolve_device(device), time.monotonic()
 
-    def tell(sentence: str) -> None:
-        say(f"{time.monotonic() - began:5.0f} s  {sentence}")
+    def timed_log(sentence: str) -> None:
+        log(f"{time.monotonic() - began:5.0f} s  {sentence}")
 
     if not quick:
-        say("this takes several minutes; --quick shows what it does in seconds")
+        log("this takes several minutes; --quick is a short version")
 
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:
-        with torch.cuda.device(place) if place.type == "cuda" else nullcontext():  # whose memory is read, which is waited for
-            return _measure(place, quick, tell, keep)
+        with torch.cuda.device(place) if place.type == "cuda" else nullcontext():  # memory and synchronisation refer to it
+            return _measure(place, quick, timed_log, keep)
     finally:
         torch.backends.cudnn.benchmark = before
 
 
 def _measure(
-    place: torch.device, quick: bool, tell: Callable[[str], None], keep: Callable[[dict[str, Any]], None]
+    place: torch.device, quick: bool, log: Callable[[str], None], keep: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
-    """All measurements, one after the other."""
+    """Run all measurements."""
     peak = _peak(place, quick)
     shapes = QUICK if quick else SHAPES
     document: dict[str, Any] = {
@@ -95,30 +96,30 @@ def _measure(
         "evaluation": [],
         "growth": {},
     }
-    judged = shapes[:1] if place.type == "cpu" else shapes
-    parts = iter(range(1, 1 + len(shapes) + len(judged) + len(GROWTH)))
-    of = f"of {len(shapes) + len(judged) + len(GROWTH)}"
+    evaluated = shapes[:1] if place.type == "cpu" else shapes
+    parts = iter(range(1, 1 + len(shapes) + len(evaluated) + len(GROWTH)))
+    of = f"of {len(shapes) + len(evaluated) + len(GROWTH)}"
     for shape in shapes:
-        tell(f"{next(parts)} {of}: training, {shape}")
+        log(f"{next(parts)} {of}: training, {shape}")
         row = _training(shape, place, peak, quick)
         if row["left_out"]:
-            tell(f"left out, there may not be memory enough: {', '.join(row['left_out'])}")
+            log(f"skipped, because memory may not suffice: {', '.join(row['left_out'])}")
         document["training"].append(row)
         keep(document)
-    for shape in judged:
-        tell(f"{next(parts)} {of}: evaluation, {shape}")
+    for shape in evaluated:
+        log(f"{next(parts)} {of}: evaluation, {shape}")
         document["evaluation"].append(_evaluation(shape, place, quick))
         keep(document)
     for name, sizes in GROWTH.items():
-        tell(f"{next(parts)} {of}: growth with {name}")
+        log(f"{next(parts)} {of}: growth with {name}")
         fitting = [shape for shape in (sizes[:1] if quick else sizes) if _fits(shape, 1, place, place.type == "cuda", "engine")]
-        document["growth"][name] = [told for shape in fitting if (told := _growth(shape, place, quick))]
+        document["growth"][name] = [found for shape in fitting if (found := _growth(shape, place, quick))]
         keep(document)
     return document
 
 
 def _training(shape: Shape, device: torch.device, peak: float, quick: bool) -> dict[str, Any]:
-    """Episodes a second of every contender, and what the engine gains over each."""
+    """Measure the episodes per second of every contender, and the speed-up of the engine over each."""
     episodes, bf16 = EPISODES[device.type], device.type == "cuda"
     makers: dict[str, tuple[int, Callable[[], Step]]] = {
         "loop": (1, partial(loop_step, shape, device)),
@@ -153,14 +154,14 @@ def _training(shape: Shape, device: torch.device, peak: float, quick: bool) -> d
 
 
 def _evaluation(shape: Shape, device: torch.device, quick: bool) -> dict[str, Any]:
-    """Seconds an episode: with encoding and from feature maps that are known, one at a time, and in a whole evaluation."""
+    """Measure the seconds per episode: with encoding, from precomputed feature maps, and in a whole evaluation."""
     makers: dict[str, Callable[[], Step]] = {}
     episodes = 2 if quick else max(2, min(EVALUATED[device.type], EVALUATED_PAIRS // shape.pairs))
     for known, label in ((False, "with encoding"), (True, "features known")):
-        makers[f"plain, {label}"] = partial(judging, shape, device, "plain", known)
-        makers[f"engine, {label}"] = partial(judging, shape, device, "auto", known)
+        makers[f"plain, {label}"] = partial(evaluation_step, shape, device, "plain", known)
+        makers[f"engine, {label}"] = partial(evaluation_step, shape, device, "auto", known)
         if has_easyfsl():
-            makers[f"easyfsl, {label}"] = partial(easyfsl_judging, shape, device, known)
+            makers[f"easyfsl, {label}"] = partial(easyfsl_evaluation, shape, device, known)
     whole: dict[str, Callable[[], Step]] = {
         "plain, whole evaluation": partial(whole_evaluation, shape, device, "plain", episodes),
         "engine, whole evaluation": partial(whole_evaluation, shape, device, "auto", episodes),
@@ -171,19 +172,19 @@ def _evaluation(shape: Shape, device: torch.device, quick: bool) -> dict[str, An
 
 
 def evaluation_ratios(seconds: Mapping[str, float]) -> dict[str, float]:
-    """How many times longer than the engine each other contender took for the same work, which its name ends with."""
+    """Return the time of each contender divided by that of the engine for the same work, which its name ends with."""
     others = [name for name in seconds if not name.startswith("engine")]
     engines = {name: f"engine, {name.partition(', ')[2]}" for name in others}
     return {name: seconds[name] / seconds[ours] for name, ours in engines.items() if ours in seconds}
 
 
 def written_rate(rate: float) -> str:
-    """Three digits, or more where there are more before the point."""
+    """Format a rate with three digits, or as an integer from 1000 on."""
     return f"{rate:.3g}" if rate < 1000 else f"{rate:.0f}"
 
 
 def _growth(shape: Shape, device: torch.device, quick: bool) -> dict[str, Any] | None:
-    """Milliseconds that the engine takes to train one episode; None where memory does not suffice."""
+    """Measure the milliseconds that the engine needs to train one episode. Returns None if memory does not suffice."""
     makers = {"engine": partial(training_step, shape, 1, device, device.type == "cuda", "auto")}
     seconds, memory = _take_turns(makers, device, quick)
     if not seconds:
@@ -192,11 +193,11 @@ def _growth(shape: Shape, device: torch.device, quick: bool) -> dict[str, Any] |
 
 
 def _take_turns(
-    makers: Mapping[str, Callable[[], Step]], device: torch.device, quick: bool, kind: str = "training"
+    makers: Mapping[str, Callable[[], Step]], device: torch.device, quick: bool, work: str = "training"
 ) -> tuple[dict[str, float], dict[str, float | None]]:
-    """Seconds a call (the median of the turns taken) and peak memory, of contenders that run one after the other.
+    """Return the seconds per call (the median over turns) and the peak memory of each contender.
 
-    One for which the GPU's memory does not suffice beside those before it is left out.
+    Contenders run in turns. One that does not fit into the GPU's memory beside those before it is skipped.
     """
     cuda = device.type == "cuda"
     memory: dict[str, float | None] = {}
@@ -210,11 +211,11 @@ def _take_turns(
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated() if cuda else 0
-        tensors = None if cuda or kind != "training" else Tensors()
+        tensors = None if cuda or work != "training" else Tensors()
         try:
             with tensors or nullcontext():
-                steps[name], seconds = _warmed(maker, WARM[kind] if cuda else 1, cuda)
-        except torch.OutOfMemoryError:  # what was made of it is gone with the call
+                steps[name], seconds = _warmed(maker, WARM[work] if cuda else 1, cuda)
+        except torch.OutOfMemoryError:  # its tensors are freed when the call returns
             continue
         slowest = max(slowest, seconds)
         calls[name] = 1 if quick else min(most, math.ceil(span / seconds))
@@ -230,13 +231,13 @@ def _take_turns(
 
 
 def _warmed(maker: Callable[[], Step], calls: int, cuda: bool) -> tuple[Step, float]:
-    """A contender that was called so many times, and the seconds of the last."""
+    """Create a contender, call it this number of times, and return it with the seconds of the last call."""
     step = maker()
     return step, [_timed(step, 1, cuda) for _ in range(calls)][-1]
 
 
 def _timed(step: Step, calls: int, cuda: bool) -> float:
-    """Seconds a call, of a few in a row."""
+    """Return the mean seconds per call."""
     began = time.perf_counter()
     for _ in range(calls):
         step()
@@ -246,27 +247,27 @@ def _timed(step: Step, calls: int, cuda: bool) -> float:
 
 
 def _fits(shape: Shape, episodes: int, device: torch.device, bf16: bool, name: str) -> bool:
-    """Whether a contender has memory for its step, by estimate."""
+    """Return whether the estimated memory of a contender's step is available."""
     need = episodes * _memory(shape, device) / (1 + (bf16 and name != "loop"))
     return need / (3 if name.startswith("engine") else 1) <= SHARE * _available(device)  # the engine keeps pooled maps
 
 
 def _memory(shape: Shape, device: torch.device) -> float:
-    """Bytes, by estimate, that the maps of an episode's pairs take in training with layers one by one, in single precision."""
+    """Estimate the bytes that the feature maps of an episode's pairs take in plain training, in single precision."""
     return MAPS[device.type] * 4 * 64 * 62**2 * shape.pairs
 
 
 def _available(device: torch.device) -> float:
-    """Bytes of memory that nobody else uses."""
+    """Return the bytes of free memory."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device))
     return free_memory()
 
 
 def _work(shape: Shape, device: torch.device) -> float:
-    """Floating-point operations of one training episode, forward and backward, as the plain layers do them.
+    """Count the floating-point operations of one training episode, forward and backward, with plain layers.
 
-    They grow by the same number with every query a class, so one and two are enough to know.
+    They grow linearly with the queries per class, so one and two are measured.
     """
     counts = []
     for query in (1, 2):
@@ -279,7 +280,7 @@ def _work(shape: Shape, device: torch.device) -> float:
 
 
 def _peak(device: torch.device, quick: bool) -> float:
-    """Operations a second of a large matrix product here, in the precision that training uses."""
+    """Measure the operations per second of a large matrix product, in the precision of training."""
     size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (2048, torch.float32)
     size = size // 4 if quick else size
     matrix = torch.randn(size, size, device=device, dtype=dtype)

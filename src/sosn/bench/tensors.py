@@ -1,4 +1,4 @@
-"""Memory that tensors take on the CPU, where no allocator keeps count."""
+"""Measure the memory of tensors on the CPU, where PyTorch has no allocator statistics."""
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -10,12 +10,12 @@ from torch.utils._pytree import tree_iter
 
 
 class Tensors(TorchDispatchMode):
-    """While it is on, counts the bytes of new tensors that live at once; what operators use inside is not seen."""
+    """Counts the bytes of new tensors that are alive at once. Temporary memory inside operators is not counted."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.most = 0
-        self.known: set[int] = set()  # memory of tensors that live
+        self.known: set[int] = set()  # storages that are alive
 
     def __torch_dispatch__(
         self,

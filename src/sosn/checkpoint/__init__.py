@@ -1,1 +1,1 @@
-"""Weights on disk: saving and loading, the shipped models, weights from elsewhere, the classes a model was trained on."""
+"""Weights on disk: save and load them, shipped models, import of published weights, training classes of a model."""

@@ -1,4 +1,4 @@
-"""Models by name: shipped with the package, or in a run folder."""
+"""Find models by name: shipped with the package, or in a run folder."""
 
 import json
 from collections.abc import Sequence
@@ -20,19 +20,19 @@ from sosn.util.typed import annotations
 
 
 def shipped_models() -> dict[str, dict[str, Any]]:
-    """Cards of the models in the package, by name."""
+    """Return the cards of the shipped models by name."""
     return {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(shelf().glob("*.json"))}
 
 
 def model_path(name_or_path: str) -> Path:
-    """Where the weights of a shipped model, a run folder or a weights file are."""
+    """Return the path of the weights of a shipped model, a run folder or a weights file."""
     if is_shipped(name_or_path):
         return shelf() / f"{name_or_path}.safetensors"
     path = Path(name_or_path)
     if path.is_dir():
         if not (path / WEIGHTS_FILE).is_file():
             raise CheckpointError(
-                f"folder {name_or_path!r} holds no {WEIGHTS_FILE}: it is not a run, or the run has not validated yet"
+                f"folder {name_or_path!r} has no {WEIGHTS_FILE}: it is not a run, or the run has not validated yet"
             )
         return path / WEIGHTS_FILE
     if path.is_file():
@@ -44,29 +44,29 @@ def model_path(name_or_path: str) -> Path:
 
 
 def model_card(name: str) -> dict[str, Any]:
-    """The card of a shipped model: data, figures, recipe, terms of use, limits."""
+    """Return the card of a shipped model: data, figures, recipe, terms of use, limits."""
     cards = shipped_models()
     if name not in cards:
-        raise UsageError(f"no model {name!r} comes with the package{nearest(name, cards)}; there are {', '.join(cards)}")
+        raise UsageError(f"there is no shipped model {name!r}{nearest(name, cards)}: choose one of {', '.join(cards)}")
     return cards[name]
 
 
 def load(name_or_path: str | Path) -> Method:
-    """A shipped model, or that of a run folder, ready to use: in evaluation mode, on the CPU."""
+    """Load a shipped model, a run folder or a weights file, in evaluation mode, on the CPU."""
     return load_method(model_path(str(name_or_path)))[0]
 
 
 def load_with_recipe(name_or_path: str) -> tuple[Method, Recipe]:
-    """A model and the recipe that it was trained with."""
+    """Load a model and the recipe that it was trained with."""
     method, about = load_method(model_path(name_or_path))
     return method, from_table(about.get("recipe", {}), f"the recipe of model {name_or_path!r}")
 
 
 def pack(source: Path, target: Path, options: Sequence[str] = ()) -> None:
-    """Copy a model with half-precision weights, for shipping: without what only training needs, or only its own machine knows.
+    """Copy a model with half-precision weights, for shipping. The start and the device of its training are dropped.
 
-    options: key=value of its recipe that its weights do not depend on: title, keys of [validation] and [test_time], and of
-    [model] what the weights serve as well, such as relation=ranked. Others are refused, and so is a file without a recipe.
+    options: key=value words that change the recipe without changing the weights: title, keys of [validation] and [test_time],
+    and options of [model] that fit the same weights, such as relation=ranked. Refuses other keys, and a file without a recipe.
     """
     method, about = load_method(source)
     if "recipe" not in about:

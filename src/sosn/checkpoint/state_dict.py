@@ -1,4 +1,4 @@
-"""State dicts that others published, read without running anything that is in them."""
+"""Read published state dicts without running code."""
 
 import pickle
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from sosn.errors import CheckpointError, UsageError
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
-    """The tensors of a PyTorch or safetensors file by name; a state dict may stand under "state_dict" or "model" in it."""
+    """Return the tensors of a PyTorch or safetensors file by name. A state dict under "state_dict" or "model" is found too."""
     if not path.is_file():
         raise UsageError(f"there is no file {str(path)!r}")
     try:

@@ -1,4 +1,4 @@
-"""A backbone of timm, with its weights, as a classifier that needs no training."""
+"""Use a timm backbone as a classifier that needs no training."""
 
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,11 @@ from sosn.method.nearest_prototype import NearestPrototype
 
 
 def open_timm(model: str, weights: Path | None = None, **options: Any) -> NearestPrototype:
-    """The nearest second-order prototype on a frozen backbone, with the weights of a file, or else timm's own (a download).
+    """Return the nearest second-order prototype on a frozen timm backbone.
 
-    Image size, mean and standard deviation are those that timm names for it. A file is safetensors, or a state dict of
-    torch's, of which nothing is executed; weights of its classifier are left out. Refuses a file for another network.
+    weights: a safetensors file, or a PyTorch state dict, which is read without running code; weights of a classifier head are
+    ignored. None downloads timm's weights. Image size, mean and standard deviation come from timm. Refuses weights of another
+    network.
     """
     source = create_timm(model, pretrained=weights is None)
     about = source.pretrained_cfg
@@ -22,12 +23,12 @@ def open_timm(model: str, weights: Path | None = None, **options: Any) -> Neares
     usual: dict[str, Any] = {"metric": "cosine", "scale": 10.0}
     method = NearestPrototype(encoder={"name": "timm", "model": model}, preprocessing=images, **usual | options)
     given = source.state_dict() if weights is None else read_state_dict(weights)
-    own = {name.removeprefix("backbone."): tensor for name, tensor in method.encoder.state_dict().items()}
-    for name, tensor in own.items():
+    backbone = {name.removeprefix("backbone."): tensor for name, tensor in method.encoder.state_dict().items()}
+    for name, tensor in backbone.items():
         if name not in given or given[name].shape != tensor.shape:
             there = tuple(given[name].shape) if name in given else "absent"
             what = f"{name!r} is {there} there and {tuple(tensor.shape)} here"
             raise CheckpointError(f"{str(weights)!r} does not hold the weights of {model!r}: {what}")
-    method.encoder.load_state_dict({f"backbone.{name}": given[name] for name in own})
+    method.encoder.load_state_dict({f"backbone.{name}": given[name] for name in backbone})
     method.trained = True
     return method.eval()

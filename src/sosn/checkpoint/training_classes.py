@@ -1,4 +1,4 @@
-"""Classes that a model was trained on, those of the weights it was started from included."""
+"""The classes that a model was trained on, including those of the weights it started from."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from sosn.recipe.recipe import Recipe, from_table
 from sosn.recipe.sections import DataSection
 from sosn.util.files import read_json
 
-FAMILIES = ({"mini-imagenet", "tiered-imagenet"}, {"cifar-fs", "fc100"})  # whose classes have the same names
+FAMILIES = ({"mini-imagenet", "tiered-imagenet"}, {"cifar-fs", "fc100"})  # datasets that share class names
 
 
 @dataclass(frozen=True)
 class TrainingClasses:
-    """Classes of one dataset."""
+    """Training classes from one dataset."""
 
     data: DataSection
     classes: frozenset[str]
@@ -32,37 +32,37 @@ class TrainingClasses:
 
 
 def same_classes(first: DataSection, second: DataSection) -> bool:
-    """Whether the same class name means the same thing in two datasets."""
+    """Return whether a class name means the same in both datasets."""
     if _place(first.name) == _place(second.name):
         return first.name != "glyphs" or first.options["seed"] == second.options["seed"]
     return any({first.name, second.name} <= family for family in FAMILIES)
 
 
 def _place(name: str) -> str:
-    """The name of a dataset; of a folder the same one, however its path is written."""
-    kind, colon, path = name.partition(":")
-    return f"{kind}:{Path(path).resolve()}" if colon else name
+    """Return the name of a dataset, with the path of a folder resolved."""
+    prefix, colon, path = name.partition(":")
+    return f"{prefix}:{Path(path).resolve()}" if colon else name
 
 
 def overlap(known: Iterable[TrainingClasses], data: DataSection, names: Iterable[str]) -> set[str]:
-    """Those of the names, classes of the data, that are among the known ones."""
+    """Return those of the class names of `data` that are among the known training classes."""
     return {name for one in known if same_classes(one.data, data) for name in one.classes} & set(names)
 
 
 def training_classes(model: str, dataset: str = "") -> list[TrainingClasses]:
-    """All classes that the weights of a model were trained on, as far as is known; of one dataset if it is named."""
+    """Return all known training classes of a model's weights; with `dataset`, only those of that dataset."""
     about = read_about(model_path(model))
     if "recipe" not in about:
         return []
     recipe = from_table(about["recipe"], f"the recipe of model {model!r}")
     before = [one for one in earlier_classes(model, recipe) if dataset in ("", one.data.name)]
-    if dataset not in ("", recipe.data.name):  # opening others may take seconds
+    if dataset not in ("", recipe.data.name):  # opening another dataset may take seconds
         return before
-    return [TrainingClasses(recipe.data, frozenset(own_classes(model, recipe))), *before]
+    return [TrainingClasses(recipe.data, frozenset(last_training_classes(model, recipe))), *before]
 
 
 def earlier_classes(model: str, recipe: Recipe) -> list[TrainingClasses]:
-    """Classes that the weights were trained on before, which a model was started from."""
+    """Return the training classes of the weights that a model started from."""
     written = read_about(model_path(model)).get("seen")
     if written is not None:
         return [TrainingClasses.from_json(one) for one in written]
@@ -70,23 +70,23 @@ def earlier_classes(model: str, recipe: Recipe) -> list[TrainingClasses]:
         return []
     try:
         return training_classes(recipe.training.start)
-    except SosnError:  # they are not on this machine
+    except SosnError:  # the weights are not on this machine
         return []
 
 
-def own_classes(model: str, recipe: Recipe) -> set[str]:
-    """The classes of a model's own training: as its run wrote them down, else as its recipe finds them now."""
-    written = written_classes(model)
+def last_training_classes(model: str, recipe: Recipe) -> set[str]:
+    """Return the classes of a model's last training: as its run recorded them, or else as its recipe finds them now."""
+    written = recorded_classes(model)
     if written is not None:
         return written
     try:
         return set(open_bank(recipe.data.name, "train", recipe.data.min_images, **recipe.data.options).names)
-    except DataError:  # its images are not on this machine
+    except DataError:  # the images are not on this machine
         return set()
 
 
-def written_classes(model: str) -> set[str] | None:
-    """The classes of a model's own training as its run wrote them down; None where it did not."""
+def recorded_classes(model: str) -> set[str] | None:
+    """Return the classes of a model's last training as its run recorded them, or None if it recorded none."""
     path = model_path(model)
     if path.name != WEIGHTS_FILE:
         return None

@@ -1,1 +1,1 @@
-"""A few pictures of each class in, answers out."""
+"""Classify images from a few examples of each class."""

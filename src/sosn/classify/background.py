@@ -1,4 +1,4 @@
-"""Dark strokes on a light background, or light on dark: drawings are shown to a model the way round that it knows."""
+"""Invert light-on-dark drawings for models trained on dark-on-light ones, and the reverse."""
 
 from typing import Literal
 
@@ -11,17 +11,17 @@ from sosn.util.checks import one_of
 
 Background = Literal["light", "dark"]
 Inverting = Literal["auto", "as_is"]
-PAPER = 0.7  # mean brightness of training images above which they are drawings on a light background; below 1 − this, on a dark
-MOST = 0.6  # share of a drawing, and of its border, that is background
-DARK = 0.5  # a background is dark if its median is below
-CONTRAST = 0.2  # from the darkest to the lightest, at least, of what is a drawing at all
-BORDER = 14  # the border is as wide as this part of the side
+PAPER = 0.7  # training images brighter than this on average are drawings on a light background; below 1 − PAPER, on a dark one
+MOST = 0.6  # least share of background in a drawing, and along its border
+DARK = 0.5  # a background is dark if its median is below this
+CONTRAST = 0.2  # least difference between the darkest and the lightest pixel of a drawing
+BORDER = 14  # the border is 1/14 of the side wide
 
 
 def background_for(preprocessing: Preprocessing, polarity: Inverting = "auto") -> Background | None:
-    """The background that drawings should have for a model, by the mean of the images that it was trained on.
+    """Return the background that a model expects, from the mean of its training images.
 
-    None where pictures are left as they are: the model knows photos, or its mean is not known, or polarity is as_is.
+    Returns None if images are not inverted: the model was trained on photos, its mean is not known, or polarity is "as_is".
     """
     one_of(("auto", "as_is"), polarity=polarity)
     brightness = preprocessing.brightness
@@ -31,9 +31,10 @@ def background_for(preprocessing: Preprocessing, polarity: Inverting = "auto") -
 
 
 def inverted(images: Tensor, background: Background | None) -> tuple[Tensor, int]:
-    """uint8 images (B, c, h, w) with drawings on the other background inverted, and how many those are.
+    """Invert drawings that do not have this background. Returns uint8 images (B, c, h, w) and the number of inverted ones.
 
-    The background of an inverted one is made pure white, or black: a grey one, as blackboards have, is strange to the models.
+    The background of an inverted drawing becomes pure white or black: models are not trained on grey ones, such as
+    blackboards.
     """
     if background is None or not len(images):
         return images, 0
@@ -44,22 +45,23 @@ def inverted(images: Tensor, background: Background | None) -> tuple[Tensor, int
 
 
 def _ink(images: Tensor) -> Tensor:
-    """What is lighter than the background of images (B, c, h, w), their median: 0 there and 255 where they are white."""
+    """Return how much lighter than the background, their median, images (B, c, h, w) are: 0 is background, 255 is white."""
     values = images.float()
     background = values.flatten(2).median(-1).values[..., None, None]
     return (255 * (values - background).clamp_min(0) / (255 - background).clamp_min(1)).round().to(torch.uint8)
 
 
 def _on_dark(images: Tensor) -> Tensor:
-    """Which images (B, c, h, w) have next to no colour and are dark on the whole and along their border: (B,).
+    """Return which images (B, c, h, w) are drawings on a dark background: (B,).
 
-    Dark is what lies in the darker half of an image's own tones, so that a grey blackboard is dark; but the background, the
-    median, has to be below the middle grey as well, so that shaded paper with a glare is not.
+    They have almost no colour and are mostly dark, also along their border. A pixel is dark if it is in the darker half of the
+    range of its image, so that grey blackboards count. The median must also be below middle grey, so that shaded paper with
+    glare does not count.
     """
     values = images.float() / 255
     grey = values.mean(1)
     darkest, lightest = grey.amin((1, 2), keepdim=True), grey.amax((1, 2), keepdim=True)
-    dark = (2 * (grey - darkest) < lightest - darkest).float()  # none of a blank image
+    dark = (2 * (grey - darkest) < lightest - darkest).float()  # False in a blank image
     inner = torch.zeros(grey.shape[-2:], dtype=torch.bool)
     width = max(1, grey.shape[-1] // BORDER)
     inner[width:-width, width:-width] = True

@@ -1,4 +1,4 @@
-"""The job of `sosn classify`: many files in, an answer or a reason for each, free of printing."""
+"""Classify many files, for `sosn classify`."""
 
 import os
 import warnings
@@ -17,7 +17,7 @@ from sosn.errors import DataError, SosnWarning, UsageError
 
 @dataclass(frozen=True)
 class Classified:
-    """A file, and the answer or the reason why there is none."""
+    """A file with its answer, or with the error that prevented one."""
 
     image: str
     answer: Answer | None = None
@@ -32,9 +32,9 @@ class Classified:
 
 
 def find_images(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
-    """Files as they are given, and of folders all image files in them and below, sorted. Refuses a folder without any.
+    """Return the given files, and all image files in the given folders and their subfolders, sorted.
 
-    A warning names files of folders that are not images.
+    Warns of files in folders that are not images. Refuses a folder without images.
     """
     found: list[Path] = []
     for place in map(Path, places):
@@ -42,9 +42,9 @@ def find_images(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
             found.append(place)
             continue
         inside = [image_files(folder) for folder in _folders(place, set())]
-        others = [file for _, left in inside for file in left]
+        others = [file for _, rest in inside for file in rest]
         if not any(files for files, _ in inside):
-            raise DataError(f"folder {str(place)!r} has no image files in it: give a folder with JPEG, PNG or other images")
+            raise DataError(f"folder {str(place)!r} contains no images: give a folder with JPEG, PNG or other image files")
         if others:
             warnings.warn(skipped(others, place), SosnWarning, stacklevel=2)
         found += [file for files, _ in inside for file in files]
@@ -54,7 +54,7 @@ def find_images(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
 
 
 def _folders(place: Path, known: set[Path]) -> Iterator[Path]:
-    """A folder and those below it, each once, whatever links lead to it."""
+    """Yield a folder and its subfolders, each once, even if links lead to it."""
     if place.resolve() in known:
         return
     known.add(place.resolve())
@@ -71,9 +71,9 @@ def classify_files(
     nearest: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Classified]:
-    """Classify files; one that cannot be read gets an error in place of an answer, and the others go on.
+    """Classify files. A file that cannot be read gets an error instead of an answer.
 
-    nearest: name the nearest picture of the support too. Each file is read and encoded once.
+    nearest: also return the nearest support image. Each file is read and encoded once.
     """
     reader = classifier.new_reader()
     results: list[Classified] = []
@@ -96,14 +96,14 @@ def classify_files(
 
 
 def expectation(classifier: FewShotClassifier) -> str:
-    """What to expect of these classes with this model, in a few sentences."""
+    """Describe the accuracy to expect for these classes with this model, in a few sentences."""
     counts, name, images = classifier.shots_, classifier.model_, classifier.image_type_
     shots = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
     each = f"{shots} {'image' if shots == '1' else 'images'}"
     if len(counts) == 1:
         return (
-            f"Model {name!r}; one class of {images} with {each}. A single class is the answer to anything: add a second class, "
-            "or use --reject for 'none of these'."
+            f"Model {name!r}; one class of {images} with {each}. With a single class, every image gets that class: add a "
+            "second class, or use --reject for 'none of these'."
         )
     sentences = [f"Model {name!r}; {len(counts)} classes of {images} with {each} each."]
     card = shipped_models().get(name)
@@ -111,7 +111,7 @@ def expectation(classifier: FewShotClassifier) -> str:
         sentences.append(f"It was not trained on {images}: its answers may be little better than guesses.")
     elif card:
         figures, calibration = card, classifier.calibration_
-        measured = calibration.promised(len(counts), min(counts)) if calibration else None
+        measured = calibration.expected(len(counts), min(counts)) if calibration else None
         if calibration and measured and (measured.way, measured.shot) != (card["way"], card["shot"]):
             figures = asdict(measured) | {"data": calibration.data, "split": calibration.split}
         sentences.append(

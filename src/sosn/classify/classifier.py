@@ -1,4 +1,4 @@
-"""Few pictures of each class in, answers out: no training, no GPU."""
+"""A classifier that learns classes from a few images, without training and without a GPU."""
 
 import inspect
 import json
@@ -31,22 +31,22 @@ from sosn.util.files import file_digest, write_atomically
 
 Array = np.ndarray[Any, Any]
 SUPPORT_FILE = "support.safetensors"
-CLASSIFIER_FILE = "classifier.json"  # written last: a folder without it was never finished
+CLASSIFIER_FILE = "classifier.json"  # written last: a folder without it is incomplete
 
 
 @dataclass(frozen=True)
 class Nearest:
-    """The picture of the support that is nearest to a query."""
+    """The support image that is nearest to a query."""
 
     label: Label
-    index: int  # its place among all pictures given to fit and partial_fit, from 0
+    index: int  # its position among all images given to fit and partial_fit, from 0
     source: str | None  # its path, if it came from a file
     similarity: float
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a picture was taken for, and how every class scored. None: it is none of these."""
+    """The answer for an image and the scores of all classes. An answer of None means none of these."""
 
     answer: Label | None
     probability: float  # of the most likely class
@@ -55,28 +55,29 @@ class Answer:
 
     @property
     def likeliest(self) -> Label:
-        """The class whose probability it is, answered or not."""
+        """The most likely class, even if the answer is None."""
         return max(self.probabilities, key=self.probabilities.__getitem__)
 
 
 @dataclass(frozen=True)
 class Explanation(Answer):
-    """An answer, and the picture of the support that is nearest."""
+    """An answer and the nearest support image."""
 
     nearest: Nearest
 
 
 class FewShotClassifier:
-    """Tells classes apart from one or a few pictures of each; scikit-learn's estimator interface.
+    """Classifies images from one or a few examples of each class. It has scikit-learn's estimator interface.
 
-    model: a shipped model's name, a run folder, a method, or "auto": the shipped model for drawings or for photos, whichever
-    the pictures are. encoder: in place of a model, "timm:NAME", a frozen backbone with the nearest second-order prototype;
-    its weights are timm's own, or those of the file checkpoint. device: cpu, cuda or auto. polarity: "auto" inverts light-on-
-    dark drawings for models trained on dark-on-light ones, or the reverse, and warns of it; "as_is" leaves all as they are.
+    model: the name of a shipped model, a run folder, a method, or "auto", which chooses the shipped model for drawings or for
+    photos. encoder: "timm:NAME" instead of a model: a frozen timm backbone with the nearest second-order prototype.
+    checkpoint: a file with the weights of that backbone; by default timm downloads them. device: "cpu", "cuda" or "auto".
+    polarity: "auto" inverts light-on-dark drawings for models trained on dark-on-light ones, or the reverse, and warns of it;
+    "as_is" never inverts.
 
-    Pictures are paths, a folder, Pillow images, arrays (H×W or H×W×C) or tensors (C×H×W), uint8 or 0–1. After fit:
-    classes_, sorted; shots_, how many pictures each has; model_, the model's name; image_type_, drawings or photos;
-    calibration_, what was measured of its confidence, or None; background_, light or dark, or None where nothing is inverted.
+    Images are paths, a folder, Pillow images, arrays (H×W or H×W×C) or tensors (C×H×W), uint8 or floats in 0–1.
+    Attributes after fit: classes_, sorted; shots_, the number of images of each class; model_, the name of the model;
+    image_type_, "drawings" or "photos"; calibration_, or None; background_, "light", "dark" or None if nothing is inverted.
     """
 
     _estimator_type = "classifier"
@@ -96,36 +97,37 @@ class FewShotClassifier:
         self.polarity = polarity
 
     def fit(self, images: Pictures, labels: Sequence[Any] | Array | None = None) -> Self:
-        """Remember pictures and their labels, or a folder of folders, whose names are the labels."""
-        pictures, own = _labelled(images, labels)
-        images_are = type_of_pictures(pictures)
-        name, method, calibration = self._open_model(images_are, min(Counter(own).values()))
+        """Learn classes from images and labels, or from a folder with one subfolder per class."""
+        pictures, names = _labelled(images, labels)
+        found_type = type_of_pictures(pictures)
+        name, method, calibration = self._open_model(found_type, min(Counter(names).values()))
         reader, support = Reader(method.preprocessing, self.polarity), Support(method)
-        support.add(encode_images(method, reader.read_all(pictures)), own)
-        self.image_type_, self.model_, self.method_, self.calibration_ = images_are, name, method, calibration
+        support.add(encode_images(method, reader.read_all(pictures)), names)
+        self.image_type_, self.model_, self.method_, self.calibration_ = found_type, name, method, calibration
         self.background_ = reader.background
-        self._remember(support, pictures, own, [])
+        self._remember(support, pictures, names, [])
         reader.warn()
         return self
 
     def partial_fit(self, images: Pictures, labels: Sequence[Any] | Array | None = None) -> Self:
-        """Add pictures of new or of known classes; what was remembered before is not computed again."""
+        """Add images of new or known classes. Images that were added before are not encoded again."""
         if not self.__sklearn_is_fitted__():
             return self.fit(images, labels)
-        pictures, own = _labelled(images, labels)
-        if type(own[0]) is not type(self._support.labels[0]):
-            raise UsageError(f"labels are {type(own[0]).__name__}; those before were {type(self._support.labels[0]).__name__}")
+        pictures, names = _labelled(images, labels)
+        new, old = (type(group[0]) for group in (names, self._support.labels))
+        if new is not old:
+            raise UsageError(f"labels are {new.__name__}, but earlier labels were {old.__name__}: use one type")
         reader, support = self.new_reader(), self._support.copy()
-        support.add(encode_images(self.method_, reader.read_all(pictures)), own)
-        self._remember(support, pictures, own, self._given)
+        support.add(encode_images(self.method_, reader.read_all(pictures)), names)
+        self._remember(support, pictures, names, self._given)
         reader.warn()
         return self
 
     def predict(self, images: Pictures, reject: float | None = None) -> Array:
-        """The class of each picture. With reject, None for one that is none of these.
+        """Return the class of each image. With reject, an image that is none of these gets None.
 
-        reject: share of pictures of known classes that may be refused, from 0.01 to 0.5. It holds for pictures like those
-        that the model was calibrated on; a model without calibration refuses it.
+        reject: share of images of known classes that may be rejected, from 0.01 to 0.5. It holds for images like those that
+        the model was calibrated on. Refused for a model without calibration.
         """
         logits = self._logits(images)
         answers = self.classes_[logits.argmax(-1).numpy()]
@@ -135,25 +137,25 @@ class FewShotClassifier:
         return np.array([answer if one else None for answer, one in zip(answers.tolist(), known, strict=True)], dtype=object)
 
     def predict_proba(self, images: Pictures) -> Array:
-        """Probabilities of the classes (n, L), in the order of classes_. Says so where they are not calibrated."""
+        """Return class probabilities (n, L), in the order of classes_. Warns if they are not calibrated."""
         return cast(Array, self._probabilities(self._logits(images)).numpy())
 
     def similarities(self, images: Pictures) -> Array:
-        """How alike pictures and classes are, between 0 and 1 (n, L): SoSN's own scores, each by itself."""
+        """Return the similarities of images and classes (n, L), between 0 and 1. Rows do not sum to 1."""
         logits = self._logits(images)
         return cast(Array, self.method_.score(logits).numpy())
 
     def score(self, images: Pictures, labels: Sequence[Any] | Array | None = None) -> float:
-        """Share of right answers."""
-        pictures, own = _labelled(images, labels)
-        return float(np.mean(self.predict(pictures) == np.array(own)))
+        """Return the accuracy."""
+        pictures, names = _labelled(images, labels)
+        return float(np.mean(self.predict(pictures) == np.array(names)))
 
     def answers(self, images: Pictures, reject: float | None = None) -> list[Answer]:
-        """The answer to each picture, as predict gives it, with the scores of all classes."""
+        """Return the answer for each image, as predict does, with the scores of all classes."""
         return self._answers_of(self._logits(images), reject)
 
     def answer_features(self, features: Tensor, reject: float | None = None) -> list[Answer]:
-        """The same from features that encode_images gave."""
+        """Return the answers for features of encode_images."""
         return self._answers_of(self._support.logits(features).cpu(), reject)
 
     def _answers_of(self, logits: Tensor, reject: float | None) -> list[Answer]:
@@ -168,40 +170,40 @@ class FewShotClassifier:
         return found
 
     def nearest(self, images: Pictures) -> list[Nearest]:
-        """For each picture the nearest one of the support, each of which counts as a class of its own."""
+        """Return the nearest support image of each image. Support images are compared one by one."""
         self._check_fitted()
         return self._nearest_of(self._by_parts(list_pictures(images), self._support.picture_logits))
 
     def nearest_features(self, features: Tensor) -> list[Nearest]:
-        """The same from features that encode_images gave."""
+        """Return the nearest support images of features of encode_images."""
         return self._nearest_of(self._support.picture_logits(features).cpu())
 
-    def _nearest_of(self, singly: Tensor) -> list[Nearest]:
+    def _nearest_of(self, logits: Tensor) -> list[Nearest]:
         given = self._in_order()
         found = []
-        for row, scores in zip(singly, self.method_.score(singly), strict=True):
+        for row, scores in zip(logits, self.method_.score(logits), strict=True):
             label, (index, source) = given[int(row.argmax())]
             found.append(Nearest(label, index, source, float(scores[row.argmax()])))
         return found
 
     def explain(self, image: Picture) -> Explanation:
-        """The scores of all classes for one picture, and the nearest picture of the support."""
+        """Return the answer for one image, with the scores of all classes and the nearest support image."""
         self._check_fitted()
         pictures = list_pictures(image) if isinstance(image, str | os.PathLike) else [image]
         if len(pictures) > 1:
-            raise UsageError(f"explain takes one image; {str(image)!r} holds {len(pictures)}")
+            raise UsageError(f"explain takes one image, but {str(image)!r} contains {len(pictures)}")
         reader = self.new_reader()
         features = encode_images(self.method_, reader.read_all(pictures))
         reader.warn()
         return Explanation(**vars(self.answer_features(features)[0]), nearest=self.nearest_features(features)[0])
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write the model and what is remembered into a folder, as safetensors and JSON. Refuses one with another model."""
+        """Save the model and the support to a folder, as safetensors and JSON. Refuses a folder with another model."""
         self._check_fitted()
         path = Path(folder)
         if not (path / CLASSIFIER_FILE).exists() and (path.is_file() or (path / WEIGHTS_FILE).exists()):
             raise UsageError(
-                f"{str(folder)!r} is a file or holds a model that is not a saved classifier: choose another folder"
+                f"{str(folder)!r} is a file or contains a model that is not a saved classifier: choose another folder"
             )
         path.mkdir(parents=True, exist_ok=True)
         save_method(path / WEIGHTS_FILE, self.method_)
@@ -223,7 +225,7 @@ class FewShotClassifier:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Self:
-        """A classifier as it was saved. Refuses a folder that is not whole."""
+        """Load a saved classifier. Refuses an incomplete folder."""
         path = Path(folder)
         if not (path / CLASSIFIER_FILE).is_file():
             raise CheckpointError(
@@ -235,28 +237,28 @@ class FewShotClassifier:
                 raise CheckpointError(f"the files in {str(folder)!r} do not belong together: save the classifier again")
             method, _ = load_method(path / WEIGHTS_FILE)
             features = load_tensors(path / SUPPORT_FILE)[0]["features"]
-            own = [one["label"] for one in document["pictures"]]
+            labels = [one["label"] for one in document["pictures"]]
             loaded = cls(**{"model": str(folder)} | document["params"])
-            loaded.image_type_ = document.get("image_type") or document["kind"]  # as earlier versions called it
+            loaded.image_type_ = document.get("image_type") or document["kind"]  # the key of earlier versions
             loaded.model_ = document["model_name"]
             given = [(one["index"], one["label"], one["source"]) for one in document["pictures"]]
         except (KeyError, TypeError, ValueError, OSError) as error:
-            raise CheckpointError(f"{str(folder)!r} holds a damaged classifier ({error}): save it again") from error
+            raise CheckpointError(f"the classifier in {str(folder)!r} is damaged ({error}): save it again") from error
         loaded.method_ = method.to(resolve_device(loaded.device))
         loaded.background_ = loaded.new_reader().background
         loaded.calibration_ = read_calibration(path / CALIBRATION_FILE)
         support = Support(loaded.method_)
-        support.add(features.to(method.device), own)
+        support.add(features.to(method.device), labels)
         loaded._support, loaded.classes_ = support, np.array(support.labels)
         loaded._given = [(label, source) for _, label, source in sorted(given)]
         return loaded
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """The constructor's arguments."""
+        """Return the constructor's arguments."""
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def set_params(self, **params: Any) -> Self:
-        """Change arguments of the constructor; they count from the next fit."""
+        """Change arguments of the constructor. They take effect in the next fit."""
         for name, value in params.items():
             if name not in self.get_params():
                 raise UsageError(f"{type(self).__name__} has no parameter {name!r}; it has {', '.join(self.get_params())}")
@@ -268,7 +270,7 @@ class FewShotClassifier:
 
     @property
     def shots_(self) -> list[int]:
-        """How many pictures each class has, in the order of classes_."""
+        """The number of images of each class, in the order of classes_."""
         self._check_fitted()
         return self._support.counts
 
@@ -276,7 +278,7 @@ class FewShotClassifier:
         return hasattr(self, "_support")
 
     def __sklearn_tags__(self) -> Any:
-        """What scikit-learn asks of an estimator; it is imported here, by itself, and nowhere else."""
+        """Return scikit-learn's tags. Only scikit-learn calls this, so the import is safe."""
         from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags
 
         images = InputTags(two_d_array=False, three_d_array=True, string=True)
@@ -284,14 +286,12 @@ class FewShotClassifier:
         return Tags(estimator_type="classifier", target_tags=target, classifier_tags=ClassifierTags(), input_tags=images)
 
     def _open_model(self, wanted: ImageType, shots: int) -> tuple[str, Method, Calibration | None]:
-        """The model's name, the model on its device, and its calibration. Refuses one that was never trained."""
+        """Return the model's name, the model on its device, and its calibration. Refuses an untrained model."""
         device = resolve_device(self.device)
         if self.encoder is not None:
             return self.encoder, self._open_encoder(self.encoder).to(device), None
         if self.checkpoint is not None:
-            raise UsageError(
-                "checkpoint is given and encoder is not: name the network of those weights, for instance timm:resnet18"
-            )
+            raise UsageError("checkpoint needs encoder: name the network of the weights, for instance encoder='timm:resnet18'")
         if isinstance(self.model, Method):
             self.model.check_trained()
             return self.model.name, self.model.to(device), None
@@ -305,7 +305,7 @@ class FewShotClassifier:
         if library != "timm" or not backbone:
             raise UsageError(f"encoder is {encoder!r}; write timm:NAME, for instance timm:resnet18")
         if self.model != "auto":
-            raise UsageError(f"model is {self.model!r} and encoder {encoder!r}: give one of them")
+            raise UsageError(f"model is {self.model!r} and encoder is {encoder!r}: give only one of them")
         return open_timm(backbone, None if self.checkpoint is None else Path(self.checkpoint))
 
     def _remember(
@@ -316,7 +316,7 @@ class FewShotClassifier:
         self.classes_ = np.array(support.labels)
 
     def _in_order(self) -> list[tuple[Label, tuple[int, str | None]]]:
-        """Every picture's label, place and path, class by class as the support has them."""
+        """Return the label, position and path of every support image, in the order of the support."""
         places: dict[Label, list[tuple[int, str | None]]] = {}
         for index, (label, source) in enumerate(self._given):
             places.setdefault(label, []).append((index, source))
@@ -327,7 +327,7 @@ class FewShotClassifier:
         return self._by_parts(list_pictures(images), self._support.logits)
 
     def _by_parts(self, pictures: Sequence[Picture], compare: Callable[[Tensor], Tensor]) -> Tensor:
-        """What compare says of the features of all pictures, a part of them at a time."""
+        """Apply `compare` to the features of all images, in batches."""
         reader, found = self.new_reader(), []
         for first in range(0, len(pictures), IMAGES):
             part = reader.read_all(pictures[first : first + IMAGES])
@@ -336,7 +336,7 @@ class FewShotClassifier:
         return torch.cat(found)
 
     def new_reader(self) -> Reader:
-        """What reads pictures for its model."""
+        """Return a reader of images for the model."""
         return Reader(self.method_.preprocessing, self.polarity)
 
     def _probabilities(self, logits: Tensor) -> Tensor:
@@ -352,28 +352,28 @@ class FewShotClassifier:
     def _threshold(self, reject: float) -> float:
         if self.calibration_ is None:
             raise UsageError(
-                f"model {self.model_!r} was not calibrated, so reject has no threshold: leave reject out, use a model whose "
-                "card has a calibration, or measure one with benchmarks/calibrate_model.py"
+                f"reject needs a calibrated model, and {self.model_!r} is not: remove reject, use a shipped model with a "
+                "calibration, or calibrate this one with benchmarks/calibrate_model.py"
             )
         return self.calibration_.threshold(len(self.classes_), min(self._support.counts), reject)
 
     def _check_fitted(self) -> None:
         if not self.__sklearn_is_fitted__():
-            raise NotFittedError("this FewShotClassifier has no classes yet: call fit with images and labels first")
+            raise NotFittedError("this FewShotClassifier is not fitted: call fit with images and labels first")
 
 
 def _labelled(images: Pictures, labels: Sequence[Any] | Array | None) -> tuple[list[Picture], list[Label]]:
-    """Pictures and a plain label for each. Refuses labels that are missing, too few, or no words or whole numbers."""
+    """Return images with a label each. Refuses missing labels, a wrong number of them, and other types than str or int."""
     if labels is None:
         if not isinstance(images, str | os.PathLike):
-            raise UsageError("labels are missing: give one for each image, or a folder that holds a folder for each class")
+            raise UsageError("labels are missing: give one for each image, or a folder with one subfolder per class")
         files, names = list_classes(images)
         return list(files), list(names)
-    pictures, own = list_pictures(images), np.asarray(labels)
-    if own.dtype == object and all(isinstance(label, str) for label in own.flat):
-        own = own.astype(str)
-    if own.ndim != 1 or len(own) != len(pictures):
-        raise UsageError(f"there are {len(pictures)} images and labels of shape {own.shape}: give one label for each image")
-    if own.dtype.kind not in "iubU":
-        raise UsageError(f"labels are {own.dtype}; they are words or whole numbers")
-    return pictures, cast(list[Label], own.tolist())
+    pictures, array = list_pictures(images), np.asarray(labels)
+    if array.dtype == object and all(isinstance(label, str) for label in array.flat):
+        array = array.astype(str)
+    if array.ndim != 1 or len(array) != len(pictures):
+        raise UsageError(f"there are {len(pictures)} images and labels of shape {array.shape}: give one label for each image")
+    if array.dtype.kind not in "iubU":
+        raise UsageError(f"labels are {array.dtype}; they must be strings or integers")
+    return pictures, cast(list[Label], array.tolist())

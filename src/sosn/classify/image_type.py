@@ -1,4 +1,4 @@
-"""Drawings or photos? Which of the models in the package fits somebody's images."""
+"""Detect drawings and photos, and choose the shipped model for them."""
 
 import warnings
 from collections.abc import Collection, Sequence
@@ -12,27 +12,27 @@ from sosn.data.image import Picture, read_images
 from sosn.errors import SosnWarning
 
 ImageType = Literal["drawings", "photos"]
-LOOKED_AT = 32  # pictures, at most, that decide whether a set is of drawings or of photos
-THUMBNAIL = 64  # side of the images that are looked at
+SAMPLE = 32  # images, at most, that decide whether a set is drawings or photos
+THUMBNAIL = 64  # side of these images
 COLOUR = 0.1  # mean difference of the strongest and the weakest channel above which an image is coloured
-EXTREME = 0.2  # how near to white or black paper and ink are
-PAPER = 0.6  # share of pixels of one of the two above which a colourless image is a drawing
+EXTREME = 0.2  # distance from white or black below which a pixel is paper
+PAPER = 0.6  # share of paper, all white or all black, above which a colourless image is a drawing
 TINGED = 0.2  # difference of a pixel's channels above which it is coloured
-BROAD = 7  # pixels, wider than a stroke: the side of squares that are coloured throughout
-SOLID = 0.005  # share of such squares above which an image shows a coloured thing
+BROAD = 7  # pixels, wider than a stroke: side of squares that are coloured throughout
+SOLID = 0.005  # share of such squares above which an image shows a coloured object
 FITTING: dict[ImageType, tuple[str, ...]] = {  # best first
     "drawings": ("omniglot", "omniglot-5shot", "glyphs"), "photos": ("mini-imagenet", "mini-imagenet-5shot")
 }  # fmt: skip
-MANY = 5  # images of each class from which on a model that was trained with as many may be the better one
+MANY = 5  # images per class from which a 5-shot model is preferred
 FITTING_MANY = FITTING | {"photos": ("mini-imagenet-5shot", "mini-imagenet")}
 
 
 def image_type(images: Tensor) -> ImageType:
-    """Whether most of these uint8 images (B, 3, h, w) are line drawings or photos.
+    """Return whether most of these uint8 images (B, 3, h, w) are line drawings or photos.
 
-    A drawing has next to no colour, but for strokes, and most of it is nearly white, or else nearly black: paper. A grey photo
-    has tones in between; a photo of a thing on a white background has colour, in patches broader than strokes. A grey photo on
-    a white or black background is taken for a drawing.
+    A drawing has almost no colour except in strokes, and most of it is nearly white or nearly black. A grey photo has tones in
+    between. A photo of an object on a white background has colour in patches broader than strokes. A grey photo on a white or
+    black background is mistaken for a drawing.
     """
     values = images.float() / 255
     colour = values.amax(1) - values.amin(1)  # (B, h, w)
@@ -45,28 +45,28 @@ def image_type(images: Tensor) -> ImageType:
 
 
 def type_of_pictures(pictures: Sequence[Picture]) -> ImageType:
-    """Whether pictures are drawings or photos, by a few from all over the list."""
-    step = -(-len(pictures) // LOOKED_AT)
+    """Return whether images are drawings or photos, from a sample of them."""
+    step = -(-len(pictures) // SAMPLE)
     return image_type(read_images(pictures[::step], THUMBNAIL, 3).all())
 
 
 def choose_model(wanted: ImageType, shipped: Collection[str], shots: int = 1) -> tuple[str, str | None]:
-    """The model of the package for images of a type, and, where none was trained on such images, a sentence that says so.
+    """Return the shipped model for an image type, and a warning if no shipped model was trained on such images, or None.
 
-    shots: images that every class has, or more.
+    shots: the smallest number of images of a class.
     """
     for name in FITTING_MANY[wanted] if shots >= MANY else FITTING[wanted]:
         if name in shipped:
             return name, None
     name = next((one for fitting in FITTING.values() for one in fitting if one in shipped), min(shipped))
     return name, (
-        f"the images look like {wanted}, and no model in the package was trained on {wanted}: using {name!r}, whose "
-        "answers may be little better than guesses; give a model that was trained on such images"
+        f"the images look like {wanted}, and no shipped model was trained on {wanted}: using {name!r}, whose answers may be "
+        "little better than guesses; give a model that was trained on such images"
     )
 
 
 def fitting_model(wanted: ImageType, shots: int = 1) -> str:
-    """The shipped model for images of a type, so many of each class; warns where none was trained on such images."""
+    """Return the shipped model for an image type and a number of shots. Warns if none was trained on such images."""
     name, note = choose_model(wanted, shipped_models(), shots)
     if note:
         warnings.warn(note, SosnWarning, stacklevel=4)

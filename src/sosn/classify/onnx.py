@@ -1,4 +1,4 @@
-"""A model as ONNX: one graph that describes pictures, one that compares what was described, checked as they are written."""
+"""Export a model to ONNX: one graph computes descriptors, one compares them. Both are checked against PyTorch."""
 
 import json
 import logging
@@ -22,11 +22,11 @@ from sosn.util.seeding import generator
 DESCRIBE_FILE, SIMILARITY_FILE, ABOUT_FILE = "describe.onnx", "similarity.onnx", "model.json"
 TOLERANCE = 1e-4  # between ONNX Runtime and PyTorch
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
-CHECKED = ((1, 1), (5, 3))  # sizes that are compared: classes or queries, shots
+CHECKED = ((1, 1), (5, 3))  # sizes that are checked: classes or queries, shots
 
 
 class _Describe(nn.Module):
-    """Pictures (B, Z, C, H, W) of B classes in Z shots each, or of B queries in one → descriptions (B, …)."""
+    """Images (B, Z, C, H, W) of B classes with Z shots each, or of B queries with Z = 1 → descriptors (B, …)."""
 
     def __init__(self, method: Method) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class _Describe(nn.Module):
 
 
 class _Similarity(nn.Module):
-    """Descriptions of classes (L, …) and of queries (Q, …) → logits (Q, L)."""
+    """Descriptors of classes (L, …) and of queries (Q, …) → logits (Q, L)."""
 
     def __init__(self, method: Method) -> None:
         super().__init__()
@@ -49,24 +49,24 @@ class _Similarity(nn.Module):
 
 
 def export_onnx(method: Method, folder: Path, name: str, calibration: Calibration | None = None) -> dict[str, Any]:
-    """Write describe.onnx, similarity.onnx and model.json into a folder, once ONNX Runtime gives what PyTorch gives.
+    """Write describe.onnx, similarity.onnx and model.json to a folder, after a check of ONNX Runtime against PyTorch.
 
     describe: images (B, Z, C, H, W), floats in 0…1 of the model's size → descriptors. similarity: support and query
-    descriptors → logits (Q, L). B, Z, L and Q are free. Returns what model.json says: sizes, and the largest difference found.
-    Refuses methods that cannot be exported, and untrained models.
+    descriptors → logits (Q, L). B, Z, L and Q are dynamic. Returns the content of model.json: sizes, and the largest
+    difference from PyTorch. Refuses methods that cannot be exported, and untrained models.
     """
     missing = [package for package in NEEDED if find_spec(package) is None]
     if missing:
         raise UsageError(f"export needs {', '.join(missing)}: pip install 'sosn[onnx]'")
     if not method.exportable:
         raise UsageError(
-            f"this {method.name!r} cannot be exported: give a SoSN with relation average, ranked, or_like or difference"
+            f"this {method.name!r} model cannot be exported: use SoSN with relation average, ranked, or_like or difference"
         )
     method.check_trained()
     method = method.cpu().float().eval()
     size, channels = method.preprocessing.source, method.preprocessing.channels
     if folder.is_file() or ((folder / ABOUT_FILE).exists() and not (folder / DESCRIBE_FILE).exists()):
-        raise UsageError(f"{str(folder)!r} is a file or holds a {ABOUT_FILE} of something else: choose another folder")
+        raise UsageError(f"{str(folder)!r} is a file or contains another {ABOUT_FILE}: choose another folder")
     folder.mkdir(parents=True, exist_ok=True)
     free = torch.export.Dim.DYNAMIC
     with tempfile.TemporaryDirectory() as temporary, engine("plain"), torch.no_grad(), _quietly():
@@ -97,7 +97,7 @@ def export_onnx(method: Method, folder: Path, name: str, calibration: Calibratio
 
 
 def _largest_difference(describe: nn.Module, similarity: nn.Module, paths: dict[str, Path], channels: int, size: int) -> float:
-    """Between what the two engines give, descriptors and logits, for several numbers of pictures and shots."""
+    """Return the largest difference between ONNX Runtime and PyTorch, over descriptors and logits of several sizes."""
     import onnxruntime
 
     sessions = {file: onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]) for file, path in paths.items()}
@@ -115,7 +115,7 @@ def _largest_difference(describe: nn.Module, similarity: nn.Module, paths: dict[
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep the exporter's own log lines off the terminal."""
+    """Silence the exporter's log messages."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""What a classifier remembers of the classes it was shown: the features of every picture, encoded once."""
+"""The support of a classifier: the features of every image of its classes, encoded once."""
 
 from collections.abc import Sequence
 
@@ -14,16 +14,16 @@ IMAGES = 64  # encoded at once
 
 
 class Support:
-    """Classes with any number of pictures each, and the scores of queries against them.
+    """Classes with any number of images each, and the scores of queries against them.
 
-    Classes stand in sorted order. Where a method's descriptions have a fixed size, that of a class is kept until it gets
-    another picture. Other methods compare with all shots anew; those whose scores depend on the other classes too need the
-    same number of pictures in each.
+    Classes are sorted. If a method's descriptors have a fixed size, that of a class is cached until the class gets another
+    image. Other methods compare with all shots each time. Methods whose scores depend on the other classes need the same
+    number of images in each class.
     """
 
     def __init__(self, method: Method) -> None:
         self.method = method
-        self.shots: dict[Label, Tensor] = {}  # features (Z, …) of the pictures of a class, in the order in which they came
+        self.shots: dict[Label, Tensor] = {}  # features (Z, …) of the images of a class, in the order of add
         self._described: dict[Label, Tensor] = {}
 
     @property
@@ -32,29 +32,29 @@ class Support:
 
     @property
     def counts(self) -> list[int]:
-        """Pictures of each class."""
+        """The number of images of each class."""
         return [len(self.shots[label]) for label in self.labels]
 
     def copy(self) -> "Support":
-        """Another memory of the same pictures, which can be added to by itself."""
+        """Return a copy. Adding to it does not change this support."""
         other = Support(self.method)
         other.shots, other._described = dict(self.shots), dict(self._described)
         return other
 
     @torch.inference_mode()
     def add(self, features: Tensor, labels: Sequence[Label]) -> None:
-        """Remember pictures (B, …), each of a class, new or known."""
+        """Add the features (B, …) of images with their labels, of new or known classes."""
         rows: dict[Label, list[int]] = {}
         for row, label in enumerate(labels):
             rows.setdefault(label, []).append(row)
-        for label, own in rows.items():
+        for label, places in rows.items():
             known = [self.shots[label]] if label in self.shots else []
-            self.shots[label] = torch.cat([*known, features[own]])
+            self.shots[label] = torch.cat([*known, features[places]])
             self._described.pop(label, None)
 
     @torch.inference_mode()
     def logits(self, query: Tensor) -> Tensor:
-        """Similarities before squashing of queries (Q, …) and all classes: (Q, L)."""
+        """Return the logits (Q, L) of queries (Q, …) and all classes."""
         method = self.method
         queries = method.describe(query.unsqueeze(1)).unsqueeze(0)  # a query is a class of one shot
         if method.fixed_size:
@@ -67,8 +67,8 @@ class Support:
             groups.setdefault(count, []).append(place)
         if len(groups) > 1 and not method.classes_apart:
             raise UsageError(
-                f"classes have {min(groups)} to {max(groups)} images, and method {method.name!r} compares a query with all "
-                "classes at once: give each the same number of images, or use a SoSN model"
+                f"classes have {min(groups)} to {max(groups)} images, but method {method.name!r} needs the same number in "
+                "each: give all classes the same number of images, or use a SoSN model"
             )
         shots = [self.shots[label] for label in self.labels]
         result = query.new_empty(len(query), len(shots), dtype=full(query).dtype)
@@ -79,7 +79,7 @@ class Support:
 
     @torch.inference_mode()
     def picture_logits(self, query: Tensor) -> Tensor:
-        """Queries (Q, …) against every single picture, as if each were a class of its own: (Q, pictures), class by class."""
+        """Return the logits (Q, n) of queries (Q, …) and every single support image, class by class."""
         shots = torch.cat([self.shots[label] for label in self.labels]).unsqueeze(1)  # (n, 1, …)
         classes, queries = (self.method.describe(one).unsqueeze(0) for one in (shots, query.unsqueeze(1)))
         return full(self.method.compare(classes, queries))[0]
@@ -87,14 +87,14 @@ class Support:
 
 @torch.inference_mode()
 def encode_images(method: Method, images: Tensor) -> Tensor:
-    """Features (B, …) of images, a part at a time, with batch norm's running statistics.
+    """Return the features (B, …) of images, encoded in batches with the running statistics of batch norm.
 
-    Refuses methods that learn from an episode as a whole.
+    Refuses methods that adapt to whole episodes.
     """
     if not method.describes_images:
         raise UsageError(
-            f"method {method.name!r} adapts itself to whole episodes and cannot remember classes one by one: use another "
-            "model, for instance SoSN"
+            f"method {method.name!r} adapts to whole episodes and cannot learn classes one by one: use another model, for "
+            "instance SoSN"
         )
     method.eval()
     parts = []

@@ -1,4 +1,4 @@
-"""Adapt a model to somebody's own classes, and keep the result only if it answers better on pictures it was not tuned on."""
+"""Fine-tune a model on new classes, and keep the result only if it is more accurate on held-out images."""
 
 import copy
 import math
@@ -28,7 +28,7 @@ from sosn.recipe.sections import DataSection
 from sosn.util.seeding import generator
 
 FOLDS = 3
-LEAST = 6  # pictures of a class: four to tune on, of which an episode takes one to show and one to ask for, and two to judge
+LEAST = 6  # images per class: two are held out, and of the four others an episode uses one as support and one as query
 WAY, QUERY = 5, 2  # of the episode of a step
 LEARNING_RATE = 3e-4
 GENTLE = AugmentationSection(translate=0.05, zoom=0.1, turn=5, jitter=0.1)
@@ -36,12 +36,12 @@ GENTLE = AugmentationSection(translate=0.05, zoom=0.1, turn=5, jitter=0.1)
 
 @dataclass(frozen=True)
 class Tuned:
-    """Right answers before and after tuning on the same held-out pictures, and the tuned model if it is worth keeping."""
+    """Correct answers before and after tuning on the same held-out images, and the tuned model if it is better."""
 
     pictures: int
     before: int
     after: int
-    spread: float  # standard error of after − before, over pictures
+    spread: float  # standard error of after − before, over images
     method: Method | None
 
     def to_json(self) -> dict[str, Any]:
@@ -52,18 +52,18 @@ class Tuned:
 def tune(
     method: Method, bank: Bank, steps: int = 100, seed: int = 0, progress: Callable[[int, int], None] | None = None
 ) -> Tuned:
-    """Tune a model on episodes of a bank's classes. Cross-validation over pictures says whether that helps.
+    """Tune a model on episodes of a bank's classes, and measure by three-fold cross-validation whether that helps.
 
-    Each of three parts of the pictures is held out once: a copy is tuned on the others and answers with them as its support,
-    as the untuned model does. If there are more right answers, by more than a standard error, a copy is tuned on all
-    pictures and kept. Batch norm keeps the statistics of its training: there are too few pictures for others. Refuses an
-    untrained model, fewer than 2 classes, and a class with fewer than 6 pictures.
+    In each fold, a copy is tuned on the other two thirds of the images. It then classifies the held-out third with the other
+    images as support, and so does the untuned model. If tuning gives more correct answers, by more than one standard error, a
+    copy is tuned on all images and returned. Batch norm keeps its running statistics, because there are too few images for
+    new ones. Refuses an untrained model, fewer than 2 classes, and a class with fewer than 6 images.
     """
     method.check_trained()
     if steps < 1:
         raise UsageError(f"steps is {steps}; it must be 1 or more")
     if len(bank.names) < 2:
-        raise DataError(f"there is {len(bank.names)} class; tuning needs 2 or more")
+        raise DataError(f"there is only {len(bank.names)} class: tuning needs 2 or more")
     smallest = int(bank.counts.argmin())
     if int(bank.counts[smallest]) < LEAST:
         raise DataError(
@@ -73,7 +73,7 @@ def tune(
     total = (FOLDS + 1) * steps
     right: list[Tensor] = []
     for fold, (known, held_out) in enumerate(_folds(bank, seed)):
-        tuned = _tuned(method, known, steps, seed, partial(_tell, progress, fold * steps, total))
+        tuned = _tuned(method, known, steps, seed, partial(_report, progress, fold * steps, total))
         right.append(torch.stack([_right(one, known, held_out) for one in (method, tuned)], 1))
     answers = torch.cat(right).double()  # (pictures, 2)
     difference = answers[:, 1] - answers[:, 0]
@@ -81,18 +81,18 @@ def tune(
     gained = float(difference.sum())
     kept = None
     if gained > spread:
-        kept = _tuned(method, bank, steps, seed, partial(_tell, progress, FOLDS * steps, total))
+        kept = _tuned(method, bank, steps, seed, partial(_report, progress, FOLDS * steps, total))
     before, after = (int(column.sum()) for column in answers.unbind(1))
     return Tuned(len(answers), before, after, spread, kept)
 
 
-def _tell(progress: Callable[[int, int], None] | None, before: int, total: int, done: int) -> None:
+def _report(progress: Callable[[int, int], None] | None, before: int, total: int, done: int) -> None:
     if progress:
         progress(before + done, total)
 
 
 def _folds(bank: Bank, seed: int) -> list[tuple[Bank, Bank]]:
-    """Banks of the pictures to tune on and of those held out; each class has a third of its pictures in every part."""
+    """Return banks of the images to tune on and of the held-out ones. Each fold has a third of every class."""
     order = torch.cat([torch.randperm(int(count), generator=generator("folds", seed)) for count in bank.counts])
     part = order % FOLDS
     return [(_rows(bank, part != fold), _rows(bank, part == fold)) for fold in range(FOLDS)]
@@ -102,8 +102,8 @@ def _rows(bank: Bank, chosen: Tensor) -> Bank:
     return Bank(bank.images[chosen], bank.labels[chosen], bank.names)
 
 
-def _tuned(method: Method, bank: Bank, steps: int, seed: int, told: Callable[[int], Any]) -> Method:
-    """A copy of a model after some steps on episodes of a bank."""
+def _tuned(method: Method, bank: Bank, steps: int, seed: int, report: Callable[[int], Any]) -> Method:
+    """Return a copy of a model after some steps on episodes of a bank."""
     tuned = copy.deepcopy(method).eval()
     query = min(QUERY, int(bank.counts.min()) - 1)
     sampler = EpisodeSampler(bank, min(WAY, len(bank.names)), 1, query)
@@ -113,21 +113,21 @@ def _tuned(method: Method, bank: Bank, steps: int, seed: int, told: Callable[[in
         episode = augment(sampler.draw(1, draw), GENTLE, draw).to(tuned.device)
         loss = tuned.loss(episode, tuned.own_loss)
         if not torch.isfinite(loss):
-            raise TrainingError(f"the loss is {float(loss)} at step {step} of tuning: the images or the model cannot be tuned")
+            raise TrainingError(f"the loss is {float(loss)} at step {step} of tuning: check the model and the images")
         optimiser.zero_grad()
         loss.backward()
         for group in optimiser.param_groups:
             group["lr"] = LEARNING_RATE * 0.5 * (1 + math.cos(math.pi * step / steps))
         optimiser.step()
-        told(step + 1)
+        report(step + 1)
     return tuned
 
 
-def _right(method: Method, known: Bank, asked: Bank) -> Tensor:
-    """Whether a model with these pictures as its support answers each of those rightly."""
+def _right(method: Method, known: Bank, held_out: Bank) -> Tensor:
+    """Return for each held-out image whether a model with the known images as support classifies it correctly."""
     support = Support(method)
     support.add(encode_images(method, known.images), _numbers(known))
-    return support.logits(encode_images(method, asked.images)).argmax(-1).cpu() == asked.labels
+    return support.logits(encode_images(method, held_out.images)).argmax(-1).cpu() == held_out.labels
 
 
 def _numbers(bank: Bank) -> Sequence[int]:
@@ -135,7 +135,7 @@ def _numbers(bank: Bank) -> Sequence[int]:
 
 
 def _training_classes(support: Path, names: Sequence[str]) -> list[TrainingClasses]:
-    """Classes of a folder: by its own name, and by that of the folder around it where it is one of its splits."""
+    """Return the classes of a folder; if it is a split, also under the name of its parent folder."""
     folder = support.expanduser().absolute()
     places = (folder, folder.parent) if folder.name in SPLITS else (folder,)
     return [TrainingClasses(DataSection(f"folder:{place}"), frozenset(names)) for place in places]
@@ -145,9 +145,9 @@ def tune_model(
     support: Path, model: str, out: Path, steps: int, seed: int, progress: Callable[[int, int], None] | None = None,
     polarity: Inverting = "auto",
 ) -> tuple[str, Tuned]:  # fmt: skip
-    """Tune a model on a folder of classes and, if that helps, write it to a folder: the model's name, and what came of it.
+    """Tune a model on a folder of classes and, if that helps, write it to a folder. Returns the model's name and the result.
 
-    Drawings are inverted as FewShotClassifier does. The classes count as training classes of the tuned model.
+    Drawings are inverted as in FewShotClassifier. The classes count as training classes of the tuned model.
     """
     check_no_model(out)
     files, labels = list_classes(support)

@@ -1,4 +1,4 @@
-"""The commands: what each takes, and what it prints."""
+"""The commands, their options and their output."""
 
 import json
 import logging
@@ -31,13 +31,13 @@ app.command()(export)
 app.command()(reproduce)
 app.command()(tune)
 
-# Settings are words without dashes; a --steps that slips in reaches the recipe's own message.
+# Settings have no dashes; a --steps is passed on, so that the recipe's error message explains it.
 WORDS = {"ignore_unknown_options": True}
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, for instance steps=2000.")]
 
 
 def prepare(words: list[str]) -> None:
-    """Make this process ready for a long computation with these settings."""
+    """Prepare this process for a long computation with these settings."""
     keep_freed_memory()
     check_words(words)
 
@@ -93,7 +93,7 @@ def train(
     from sosn.training import train as run_training
     from sosn.training.run import CHECKPOINT_FILE
 
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it greets where there are several processes
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it logs a greeting in distributed training
     resolved = override(load_recipe(recipe), overrides or [])
     keep_freed_memory()
     check_precision(resolved.training.precision, resolved.training.device)
@@ -105,9 +105,9 @@ def train(
     except KeyboardInterrupt:
         if (out / RECIPE_FILE).exists():
             saved = "from the last checkpoint" if (out / CHECKPOINT_FILE).exists() else "from the start: nothing was saved yet"
-            console.print(f"`sosn train {shlex.quote(str(out))} --resume` goes on {saved}", soft_wrap=True)
+            console.print(f"`sosn train {shlex.quote(str(out))} --resume` continues {saved}", soft_wrap=True)
         raise
-    if result.rank:  # of several processes one speaks
+    if result.rank:  # only the first process prints
         return
     figures = result.evaluation.to_json() if result.evaluation else {}
     if as_json:
@@ -230,13 +230,13 @@ def bench(
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UsageError(f"cannot make the folder {str(out)!r} ({error.strerror}): choose another --out") from error
-        keep({})  # fails, if it does, before minutes are spent
+            raise UsageError(f"cannot create the folder {str(out)!r} ({error.strerror}): choose another --out") from error
+        keep({})  # fails early if the folder is not writable
     try:
         document = run_bench(device, quick, lambda sentence: console.print(sentence), keep)
     except KeyboardInterrupt:
         if out is not None:
-            console.print(f"what was measured is in {out / 'bench.part.json'}")
+            console.print(f"the measurements so far are in {out / 'bench.part.json'}")
         raise
     if out is not None:
         from sosn.report.bench import save_bench_figure

@@ -1,4 +1,4 @@
-"""What several commands share."""
+"""Options and functions that several commands share."""
 
 import json
 from typing import Annotated, Any
@@ -9,5 +9,5 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document an
 
 
 def print_json(document: Any) -> None:
-    """The one line that --json asks for."""
+    """Print a document as one line of JSON."""
     typer.echo(json.dumps(document, ensure_ascii=False))

@@ -1,4 +1,4 @@
-"""`sosn data …`: what there is, preparing it, checking it, looking at it."""
+"""`sosn data …`: list, prepare, check and show datasets."""
 
 from pathlib import Path
 from typing import Annotated

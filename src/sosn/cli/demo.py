@@ -1,4 +1,4 @@
-"""The main job on the embedded default: train, judge on new classes, classify a few drawings, write it up."""
+"""`sosn demo`: train on generated glyphs, evaluate on new classes, classify a few drawings, write a report."""
 
 import json
 import shutil
@@ -26,14 +26,14 @@ from sosn.util.seeding import generator
 
 RECIPE = "glyphs-5w1s"
 TEST_EPISODES = 150
-VAL_EPISODES = 20  # the figure that counts here is the one on test classes
+VAL_EPISODES = 20  # few, because the demo reports the accuracy on test classes
 MARK = "demo.json"
-OWN = ("run", "report.html", MARK)  # what a demo writes into its folder
+WRITTEN = ("run", "report.html", MARK)  # what a demo writes to its folder
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One drawing, and what it was taken for."""
+    """The true class of a drawing and the answer."""
 
     truth: str
     answer: str
@@ -67,7 +67,7 @@ class DemoResult:
 def run_demo(out: Path, progress: Progress, overrides: Sequence[str] = ()) -> DemoResult:
     """Train the default recipe in a folder, evaluate it on test classes, classify five drawings and write report.html.
 
-    A folder of an earlier demo is written over; one that holds anything else is refused.
+    Overwrites the folder of an earlier demo. Refuses a folder with other files.
     """
     began = time.monotonic()
     recipe = override(load_recipe(RECIPE), [f"report_episodes={VAL_EPISODES}", *overrides])
@@ -75,7 +75,7 @@ def run_demo(out: Path, progress: Progress, overrides: Sequence[str] = ()) -> De
     progress.say(f"training {recipe.training.steps} steps on generated glyphs (synthetic; nothing is downloaded)")
     trained = train(recipe, out / "run", progress=progress)
     bank = open_split(recipe, "test").to(trained.method.device)
-    progress.say(f"evaluating {TEST_EPISODES} episodes of {len(bank.names)} classes it never saw")
+    progress.say(f"evaluating {TEST_EPISODES} episodes of {len(bank.names)} new classes")
     sizes = (recipe.val_way, recipe.val_shot, recipe.validation.val_query, TEST_EPISODES)
     test = evaluate(trained.method, bank, *sizes, progress=progress.evaluating)
     pixels = evaluate(NearestPixels(bank.channels, bank.size), bank, *sizes)
@@ -91,18 +91,18 @@ def run_demo(out: Path, progress: Progress, overrides: Sequence[str] = ()) -> De
         out / "report.html", recipe, trained.method, bank, metrics, test, pixels, episode, scores, names, trained.seconds
     )
     result = DemoResult(test, pixels, answers, report, time.monotonic() - began)
-    kept = result.to_json() | {"report": report.name}  # beside it, wherever the folder goes
+    kept = result.to_json() | {"report": report.name}  # relative, so that the folder can be moved
     write_atomically(out / MARK, (json.dumps(kept, indent=2) + "\n").encode())
     return result
 
 
 def _clear(out: Path) -> None:
-    """Remove the run of an earlier demo, and nothing else."""
+    """Remove the run of an earlier demo. Refuses a folder with other files."""
     try:
-        foreign = [entry.name for entry in out.iterdir() if entry.name not in OWN] if out.exists() else []
+        foreign = [entry.name for entry in out.iterdir() if entry.name not in WRITTEN] if out.exists() else []
         if foreign:
-            raise UsageError(f"{str(out)!r} holds other things, such as {foreign[0]!r}: choose another --out")
-        if (out / "run" / RECIPE_FILE).exists():  # the report stays until the new one is there
+            raise UsageError(f"{str(out)!r} contains other files, such as {foreign[0]!r}: choose another --out")
+        if (out / "run" / RECIPE_FILE).exists():  # the old report is kept until the new one is written
             shutil.rmtree(out / "run")
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`sosn import …`: models from elsewhere as folders that the other commands take."""
+"""`sosn import …`: import models as folders for the other commands."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -1,4 +1,4 @@
-"""`sosn classify`, `tune` and `export`: for people with a few photos."""
+"""`sosn classify`, `sosn tune` and `sosn export`."""
 
 import csv
 import io
@@ -17,18 +17,16 @@ if TYPE_CHECKING:
 Polarity = Annotated[
     str, typer.Option(help="auto: invert light-on-dark drawings for models trained on dark-on-light; as_is: invert nothing.")
 ]
-Support = Annotated[Path, typer.Option(help="Folder that holds a folder of images for each class.")]
-Model = Annotated[
-    str, typer.Option(help="Shipped model, run folder, or auto: chosen by whether images are drawings or photos.")
-]
+Support = Annotated[Path, typer.Option(help="Folder with one subfolder of images per class.")]
+Model = Annotated[str, typer.Option(help="Shipped model or run folder; auto: choose for drawings or photos.")]
 
 
 def classify(
     images: Annotated[list[str], typer.Argument(metavar="IMAGE|FOLDER...", help="Images to classify.")],
     support: Support,
     model: Model = "auto",
-    encoder: Annotated[str | None, typer.Option(help="Use a frozen backbone in place of a model: timm:NAME.")] = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="Weights of that backbone; timm's own if not given.")] = None,
+    encoder: Annotated[str | None, typer.Option(help="Use a frozen backbone instead of a model: timm:NAME.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="Weights of the backbone; default: timm's.")] = None,
     reject: Annotated[
         float | None, typer.Option(help="Allow 'none of these'; the share of known images that may be rejected.")
     ] = None,
@@ -45,7 +43,7 @@ def classify(
     from sosn.errors import UsageError
 
     if as_csv and as_json:
-        raise UsageError("--csv and --json are both given: choose one")
+        raise UsageError("--csv and --json cannot be combined: choose one")
     if html is not None:
         from sosn.report.answers import check_page, write_answers
 
@@ -118,7 +116,7 @@ def export(
 
 
 def tune(
-    support: Annotated[Path, typer.Option(help="Folder that holds a folder of images for each class, 6 or more in each.")],
+    support: Annotated[Path, typer.Option(help="Folder with one subfolder of images per class, 6 or more in each.")],
     model: Model = "auto",
     out: Annotated[Path, typer.Option(help="Folder for the tuned model, for --model of `sosn classify`.")] = Path("tuned"),
     steps: Annotated[int, typer.Option(help="Training steps of each of the four tunings.", min=1)] = 100,

@@ -1,4 +1,4 @@
-"""What the command line does to its own process, which a library must not: memory settings, probes, a last resort."""
+"""Process-wide settings of the command line, which a library must not change: memory, bf16 checks, a hard exit."""
 
 import ctypes
 import os
@@ -12,7 +12,7 @@ from functools import cache
 from sosn.errors import SosnWarning, UsageError
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # of glibc's mallopt
-PATIENCE = 120  # seconds that a probe may take, of which most go to importing PyTorch
+PATIENCE = 120  # seconds for a probe, most of them for importing PyTorch
 PROBE = """
 import time, torch
 
@@ -32,14 +32,14 @@ print(seconds(torch.bfloat16) / seconds(torch.float32))
 
 @cache
 def keep_freed_memory() -> bool:
-    """Tell glibc not to hand freed memory back to the system, for the rest of the process.
+    """Configure glibc to keep freed memory for the rest of the process.
 
-    A training step frees and takes hundreds of megabytes, and new pages cost time. Does nothing, and returns False, elsewhere
-    than on Linux without a GPU.
+    A training step frees and allocates hundreds of megabytes, and new pages cost time. Does nothing and returns False on a
+    machine with a GPU and on systems other than Linux.
     """
     import torch
 
-    if not sys.platform.startswith("linux") or torch.cuda.is_available():  # on a GPU there is nothing to gain
+    if not sys.platform.startswith("linux") or torch.cuda.is_available():  # no gain on a GPU
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -50,7 +50,7 @@ def keep_freed_memory() -> bool:
 
 
 def check_precision(precision: str, device: str) -> None:
-    """Refuse bf16 on a CPU that cannot do it; a child process tries."""
+    """Refuse bf16 on a CPU without working bf16 convolutions, which a child process tests."""
     from sosn.util.device import resolve_device
 
     if precision == "bf16" and resolve_device(device).type == "cpu":
@@ -58,34 +58,34 @@ def check_precision(precision: str, device: str) -> None:
 
 
 def check_words(words: Sequence[str], precision: str = "fp32", device: str = "auto") -> None:
-    """The same for key=value words, which come after these settings."""
+    """Check the precision and the device after key=value words have changed them."""
     given = dict(word.rpartition("=")[::2] for word in words if "=" in word)
     named = {key.rpartition(".")[2]: value for key, value in given.items()}
     check_precision(named.get("precision", precision), named.get("device", device))
 
 
 def check_bf16() -> None:
-    """Refuse bf16 where its convolutions kill the process, and warn where they are slower than others."""
+    """Refuse bf16 if its convolutions crash, and warn if they are slower than fp32."""
     found = try_bf16()
     if isinstance(found, str):
         raise UsageError(f"bf16 convolutions {found} on this CPU: use precision=fp32")
     if found > 1:
-        sentence = f"bf16 convolutions take {found:.1f} times as long as others on this CPU: precision=fp32 is faster"
+        sentence = f"bf16 convolutions take {found:.1f} times as long as fp32 ones on this CPU: precision=fp32 is faster"
         warnings.warn(sentence, SosnWarning, stacklevel=2)
 
 
 @cache
 def try_bf16() -> float | str:
-    """How many times longer than others bf16 convolutions take, or what is wrong with them; a child process finds out once."""
+    """Return the time of bf16 convolutions divided by that of fp32, or what fails. A child process measures it once."""
     try:
         tried = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=False, timeout=PATIENCE)
     except subprocess.TimeoutExpired:
-        return "do not come to an end"
+        return "do not finish"
     return "do not work" if tried.returncode else float(tried.stdout)
 
 
 def end_at_once(sentence: str) -> None:
-    """Say something and kill this process, whose main thread waits for another that is gone and cannot be reached."""
+    """Print an error and kill this process, whose main thread waits forever for a process that has died."""
     sys.stderr.write(f"error: {sentence}\n")
     sys.stderr.flush()
     os.kill(os.getpid(), signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""`sosn reproduce`: the paper's tables and claims, run and shown beside its figures."""
+"""`sosn reproduce`: run the experiments of the paper and print its figures beside ours."""
 
 import textwrap
 from collections import Counter
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from sosn.reproduce.row import Row
     from sosn.reproduce.table import Reproduction
 
-WIDTH = 120  # of lines that are broken
-MOST = 0.75  # share of rows that have a word which is said once for them
+WIDTH = 120  # of wrapped lines
+MOST = 0.75  # share of rows with a word above which it is printed once for all
 CLAIMS = "claims"
 
 
@@ -52,10 +52,10 @@ def reproduce(
     overrides, patterns, numbers = _split_words(words or [], rows, seeds)
     if table not in (*TABLES, CLAIMS):
         known = (*TABLES, CLAIMS)
-        raise UsageError(f"there is no table {table!r}{nearest(table, known)}; there are {', '.join(known)}")
+        raise UsageError(f"there is no table {table!r}{nearest(table, known)}: choose one of {', '.join(known)}")
     if listing:
         if overrides or numbers or quick or data or out or ledger or jobs != 1 or not estimate:
-            raise UsageError("--list runs nothing: leave out everything but --rows and --json")
+            raise UsageError("--list runs nothing: use it only with --rows and --json")
         _list(table, patterns, as_json)
         return
     from sosn.cli.process import check_words, keep_freed_memory
@@ -63,7 +63,7 @@ def reproduce(
     from sosn.reproduce.claims import reproduce_claims
 
     keep_freed_memory()
-    check_words(overrides, "fp32" if quick else "bf16")  # which nearly all rows have
+    check_words(overrides, "fp32" if quick else "bf16")  # the precision of nearly all rows
 
     wanted = Options(patterns, numbers or [0], overrides, quick, data, ledger, jobs, estimate)
     folder = out or Path("runs/quick" if quick else "runs")
@@ -85,7 +85,7 @@ def reproduce(
 def _split_words(
     words: Sequence[str], rows: list[str] | None, seeds: list[int] | None
 ) -> tuple[list[str], list[str], list[int]]:
-    """Overrides, patterns and seeds: further words after --rows and --seeds arrive among the overrides."""
+    """Split words into overrides, patterns and seeds: further values of --rows and --seeds arrive among the overrides."""
     from sosn.errors import UsageError
 
     overrides, patterns, numbers = [], list(rows or []), list(seeds or [])
@@ -97,9 +97,9 @@ def _split_words(
         elif rows:
             patterns.append(word)
         else:
-            raise UsageError(f"{word!r} is not key=value: write for instance device=cuda, or --rows {word}")
+            raise UsageError(f"{word!r} is not key=value: write, for instance, device=cuda, or --rows {word}")
     if any(number < 0 for number in numbers):
-        raise UsageError(f"seeds are {', '.join(map(str, numbers))}; they are whole numbers from 0")
+        raise UsageError(f"seeds are {', '.join(map(str, numbers))}; they must be integers from 0")
     return overrides, patterns, numbers
 
 
@@ -120,9 +120,9 @@ def _list(table: str, patterns: list[str], as_json: bool) -> None:
 
 
 def _show_plan(table: str, rows: "Sequence[Row]") -> None:
-    """The rows, the episodes each is trained on, the paper's figures, and the commands that train it by hand.
+    """Print each row, its training episodes, the paper's figures, and the commands that train it by hand.
 
-    Words that most rows share are said once, as an array of the shell (bash or zsh) that the commands name.
+    Words that most rows share are printed once, as a shell array (bash or zsh) that the commands use.
     """
     from sosn.cli.show import batches
     from sosn.reproduce.row import FIRST_STAGE
@@ -139,29 +139,28 @@ def _show_plan(table: str, rows: "Sequence[Row]") -> None:
         paper = ", ".join(f"{protocol} {figure}" for protocol in protocols if (figure := row.paper(protocol)))
         typer.echo(f"{row.id}  {row.label}  {trained}{f'  paper: {paper}' if paper else ''}")
         for command in _commands(row, common):
-            if command not in printed:  # rows may start from the same one
+            if command not in printed:  # several rows may start from the same model
                 typer.echo(_broken(command))
             printed.add(command)
     typer.echo(f"{len(rows)} rows; `sosn reproduce {table} --rows PATTERN --seeds 0 1 2` runs some of them")
 
 
 def _broken(command: str) -> str:
-    """A command in lines that a shell takes for one."""
+    """Wrap a command over several lines with backslashes."""
     lines = textwrap.wrap(command, WIDTH - 8, break_on_hyphens=False, break_long_words=False)
     return textwrap.indent(" \\\n    ".join(lines), "    ")
 
 
 def _common(rows: "Sequence[Row]") -> list[str]:
-    """Words that most of several rows have; of a single row none."""
+    """Return the words that most rows share; none for a single row."""
     counts = Counter(word for row in rows for word in row.words)
     return [word for word, count in counts.items() if count > MOST * len(rows)] if len(rows) > 1 else []
 
 
 def _commands(row: "Row", common: Sequence[str] = ()) -> list[str]:
-    """What trains a row by hand, each in a folder of its own: the rows that it starts from come first.
+    """Return the commands that train a row by hand. The rows that it starts from come first.
 
-    "${COMMON[@]}" stands for the common words where a row has them all, before others: of two words for one key the later
-    counts.
+    If a row has all common words, "${COMMON[@]}" stands for them. It comes first, because the last word for a key counts.
     """
     from sosn.reproduce.table import started_from
 
@@ -169,15 +168,15 @@ def _commands(row: "Row", common: Sequence[str] = ()) -> list[str]:
     start: list[str] = []
     for one in (*started_from(row), row):
         has_all = bool(common) and set(common) <= set(one.words)
-        own = [word for word in one.words if not (has_all and word in common)]
+        rest = [word for word in one.words if not (has_all and word in common)]
         shared = ['"${COMMON[@]}"'] if has_all else []
-        commands.append(" ".join(("sosn train", one.recipe, *shared, *own, *start, f"--out runs/{one.name}")))
+        commands.append(" ".join(("sosn train", one.recipe, *shared, *rest, *start, f"--out runs/{one.name}")))
         start = [f"start=runs/{one.name}"]
     return commands
 
 
 def _show_rows(result: "Reproduction", quick: bool) -> None:
-    """The paper's figure and ours, a line for each figure of each row."""
+    """Print the paper's figures beside ours, one line for each figure of each row."""
     from sosn.cli.show import new_table, wide_console
     from sosn.reproduce.ledger import summarise
     from sosn.reproduce.open_mic import TABLES as OPEN_MIC
@@ -186,15 +185,15 @@ def _show_rows(result: "Reproduction", quick: bool) -> None:
     note = ": --quick, not a result" if quick else ""
     table = new_table(f"{result.table}, %{note}", "row", "", "split", "paper", "running", "batch", "seeds")
     for row in result.rows:
-        own = [entry for entry in result.entries if entry["row"] == row.id]
+        entries = [entry for entry in result.entries if entry["row"] == row.id]
         for measure in row.measures:
-            running, batch = (summarise(own, measure, statistics) for statistics in ("running", "batch"))
+            running, batch = (summarise(entries, measure, statistics) for statistics in ("running", "batch"))
             if running is not None:
                 paper = row.paper(measure.protocol)
                 cells = (measure.protocol, measure.split, str(paper or ""), _percent(running), _percent(batch))
                 table.add_row(row.id, *cells, str(len(running.seeds)))
     wide_console().print(table)
-    typer.echo("ours ±: 95% interval, over seeds and episodes where there are several seeds, else over episodes")
+    typer.echo("ours ±: 95% interval over episodes, and also over seeds if there are several")
     for label, way, printed, ours in averages(result.table, result.entries) if result.table in OPEN_MIC else ():
         if ours is not None:
             typer.echo(f"average {label}, {way}-way: {100 * ours:.2f}" + (f" (paper {100 * printed:.2f})" if printed else ""))
@@ -208,7 +207,7 @@ def _show_reasons(entries: "list[Entry]", skipped: dict[str, str]) -> None:
 
 
 def _show_claims(result: "Claimed", quick: bool) -> None:
-    """Each claim, the paper's differences beside ours, and what the experiments gave."""
+    """Print each claim, the paper's differences beside ours, and the results of the experiments."""
     from rich.markup import escape
 
     from sosn.cli.show import new_table, wide_console
@@ -226,7 +225,7 @@ def _show_claims(result: "Claimed", quick: bool) -> None:
                 paper = "" if one.paper is None else f"{one.paper:+.2f}"
                 table.add_row(one.first, one.second, one.protocol, one.split, paper, points, str(ours.seeds if ours else 0))
             out.print(table)
-            out.print("ours ±: 95%, over episodes and, of several seeds, between them too")
+            out.print("ours ±: 95% interval over episodes, and also over seeds if there are several")
         for entry in result.entries:
             if entry["row"] in {one.id for one in claim.experiments}:
                 keys = [key for key in entry["results"][0] if not key.endswith("_ci95")]
@@ -238,7 +237,7 @@ def _show_claims(result: "Claimed", quick: bool) -> None:
 
 
 def _percent(figure: "Summary | None") -> str:
-    """Mean over seeds and its interval between them; of one seed, the interval over episodes."""
+    """Format the mean over seeds and its interval over seeds, or for one seed, over episodes."""
     if figure is None:
         return "–"
     half = figure.half

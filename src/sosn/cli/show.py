@@ -1,4 +1,4 @@
-"""What people see: progress on standard error, tables on standard output."""
+"""Output of the commands: progress on standard error, tables on standard output."""
 
 import time
 from collections import Counter
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from sosn.evaluation.model import EvaluationSettings
     from sosn.evaluation.protocol import Evaluation
 
-QUIET = 30.0  # seconds between two lines where there is no terminal
+QUIET = 30.0  # seconds between two lines without a terminal
 console = Console(stderr=True, highlight=False)
 
 
 class RichProgress:
-    """A bar with loss, validation accuracy, episodes a second and time left; plain lines where there is no terminal."""
+    """A progress bar with loss, validation accuracy, episodes per second and time left; plain lines without a terminal."""
 
     def __init__(self) -> None:
         self.bar = Progress(
@@ -71,19 +71,19 @@ class RichProgress:
         rate = (step - self.first) * self.episodes_per_step / max(time.monotonic() - self.began, 1e-9)
         if self.task is not None:
             self.bar.update(self.task, completed=step, status=f"{self.loss} {self.best} {rate:.1f} episodes/s")
-        self._tell(f"step {step}/{self.total}  {self.loss}  {rate:.1f} episodes/s")
+        self._print_line(f"step {step}/{self.total}  {self.loss}  {rate:.1f} episodes/s")
 
     def evaluating(self, done: int, total: int) -> None:
         if self.evaluation is None:
             self.evaluation = self.bar.add_task("evaluating", total=total, status="")
         self.bar.update(self.evaluation, completed=done)
-        self._tell(f"evaluating  {done}/{total} episodes")
+        self._print_line(f"evaluating  {done}/{total} episodes")
         if done == total:
             self.bar.remove_task(self.evaluation)
             self.evaluation = None
 
-    def _tell(self, line: str) -> None:
-        """A line now and then where there is no bar."""
+    def _print_line(self, line: str) -> None:
+        """Print a line every QUIET seconds if there is no terminal."""
         if not console.is_terminal and time.monotonic() - self.reported > QUIET:
             self.reported = time.monotonic()
             console.print(line)
@@ -102,7 +102,7 @@ class RichProgress:
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar, as a function of how many are done and how many there are."""
+    """Show a progress bar. Yields a function that takes the finished number and the total."""
     reported = time.monotonic()
 
     def show(done: int, total: int) -> None:
@@ -118,22 +118,22 @@ def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def new_table(title: str, *columns: str) -> Table:
-    """An empty table with these columns."""
+    """Return an empty table with these columns."""
     table = Table(title=title, title_justify="left")
     for column in columns:
-        table.add_column(column, overflow="fold")  # a path that is cut short is of no use
+        table.add_column(column, overflow="fold")  # paths must not be truncated
     return table
 
 
 def wide_console() -> Console:
-    """Standard output for wide tables: as wide as the terminal; a file has no edge to break lines at."""
+    """Return standard output as wide as the terminal, or 200 columns wide without a terminal."""
     out = Console(highlight=False)
     return out if out.is_terminal else Console(highlight=False, width=200)
 
 
 def show_models(cards: dict[str, dict[str, Any]]) -> None:
-    table = new_table("Models in the package", "name", "what it is", "accuracy", "measured on")
-    table.columns[0].no_wrap = True  # it is there to be copied
+    table = new_table("Shipped models", "name", "what it is", "accuracy", "measured on")
+    table.columns[0].no_wrap = True  # so that it can be copied
     for name, card in cards.items():
         accuracy = f"{100 * card['accuracy']:.2f} ± {100 * card['ci95']:.2f}%"
         table.add_row(name, card["title"], accuracy, f"{card['data']} {card['split']}, {card['way']}-way {card['shot']}-shot")
@@ -162,14 +162,14 @@ def show_card(name: str, card: dict[str, Any]) -> None:
 
 
 def batches(recipe: dict[str, Any]) -> str:
-    """What a first stage, which learns from single images, was trained on."""
-    own = recipe["episodes"]
-    images = own["episodes_per_step"] * own["way"] * (own["shot"] + own["query"])
+    """Describe the training of a first stage, which learns from single images."""
+    sizes = recipe["episodes"]
+    images = sizes["episodes_per_step"] * sizes["way"] * (sizes["shot"] + sizes["query"])
     return f"{recipe['training']['steps']:,} batches of {images:,} images"
 
 
 def protocol(of: "Evaluation | EvaluationSettings") -> str:
-    """What was asked, as in 5-way 1-shot, 15 queries a class, running statistics."""
+    """Describe a protocol, for instance: 5-way 1-shot, 15 queries a class, running statistics."""
     queries = "1 query" if of.query == 1 else f"{of.query} queries"
     return f"{of.way}-way {of.shot}-shot, {queries} a class, {of.statistics} statistics"
 
@@ -193,14 +193,14 @@ def show_comparison(rows: "list[Row]", settings: "EvaluationSettings") -> None:
 def show_answers(results: "list[Classified]") -> None:
     table = new_table("", "image", "answer", "probability", "next best")
     for one in results:
-        name = escape(one.image.encode(errors="replace").decode())  # names of files need not be text
+        name = escape(one.image.encode(errors="replace").decode())  # file names need not be valid UTF-8
         if one.answer is None:
             table.add_row(name, "could not be read", "", "")
             continue
         likely = sorted(one.answer.probabilities.items(), key=lambda pair: -pair[1])
         shares = [f"{escape(str(label))} {100 * share:.0f}%" for label, share in likely[:2]]
         if one.answer.answer is None:
-            nearest = shares[0] if len(shares) > 1 else escape(str(likely[0][0]))  # a single class has all of the share
+            nearest = shares[0] if len(shares) > 1 else escape(str(likely[0][0]))  # a single class always has 100%
             table.add_row(name, "none of these", "", f"nearest is {nearest}")
         else:
             table.add_row(name, escape(str(one.answer.answer)), f"{100 * likely[0][1]:.0f}%", *shares[1:])
@@ -210,8 +210,10 @@ def show_answers(results: "list[Classified]") -> None:
 def show_datasets(found: list[dict[str, Any]], forms: dict[str, str]) -> None:
     out = Console(highlight=False)
     table = new_table("Ready", "name", "size", "classes", "images", "where")
-    table.add_row("glyphs", "any", "any", "any", "made by code; needs nothing")
-    table.add_row("folder:PATH", "any", "", "", "your own: a folder for each class, or train/, val/ and test/ of those")
+    table.add_row("glyphs", "any", "any", "any", "generated; needs no files")
+    table.add_row(
+        "folder:PATH", "any", "", "", "your images: one subfolder per class, or train/, val/ and test/ folders of them"
+    )
     for one in found:
         table.add_row(one["name"], str(one["size"]), str(one["classes"]), str(one["images"]), escape(one["folder"]))
     out.print(table)
@@ -231,13 +233,13 @@ def show_findings(findings: "list[Finding]", images: int) -> None:
         for finding in findings:
             table.add_row(finding.kind, "\n".join(finding.where), finding.detail)
         out.print(table)
-    kinds = Counter(finding.kind for finding in findings)
-    summary = ", ".join(f"{count} × {kind}" for kind, count in kinds.items()) or "nothing is wrong"
+    counts = Counter(finding.kind for finding in findings)
+    summary = ", ".join(f"{count} × {name}" for name, count in counts.items()) or "nothing is wrong"
     out.print(f"{images} images: {summary}", soft_wrap=True)
 
 
 def show_recipes(titles: dict[str, str]) -> None:
-    table = new_table("Recipes in the package: `sosn train NAME`", "name", "what it trains")
+    table = new_table("Shipped recipes: `sosn train NAME`", "name", "what it trains")
     for name, title in titles.items():
         table.add_row(name, title)
     Console().print(table)
@@ -262,7 +264,7 @@ def show_bench(document: dict[str, Any]) -> None:
     out.print(f"{document['machine']}; {document['peak_tflops']:.3g} TFLOP/s in a large matrix product", soft_wrap=True)
     heads = ("episode", "contender", "engine is\nfaster by", "episodes\na second", "pairs\na second", "of the\nfloor", "GiB")
     table = new_table("Training", *heads)
-    table.box, table.pad_edge = box.SIMPLE_HEAD, False  # seven columns in a narrow terminal
+    table.box, table.pad_edge = box.SIMPLE_HEAD, False  # fits seven columns into a narrow terminal
     for row in document["training"]:
         for name, rate in row["episodes_per_second"].items():
             ratio, memory = row["ratios"].get(f"engine / {name}"), row["peak_gib"][name]
@@ -284,4 +286,4 @@ def show_bench(document: dict[str, Any]) -> None:
         cells = ", ".join(f"{row['shape']}: {row['ms_per_episode']:.1f} ms" for row in rows)
         out.print(f"growth with {name}: {cells}", soft_wrap=True)
     if not document["easyfsl"]:
-        out.print("easyfsl is not installed: pip install easyfsl shows it beside the others", soft_wrap=True)
+        out.print("easyfsl is not installed: run pip install easyfsl to compare with it", soft_wrap=True)

@@ -1,1 +1,1 @@
-"""How good a model is: seeded episodes, confidence intervals, paired comparison, calibration."""
+"""Evaluation: seeded episodes, confidence intervals, paired comparison, calibration."""

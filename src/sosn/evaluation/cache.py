@@ -1,4 +1,4 @@
-"""What a method knows of each image of many episodes, computed once."""
+"""Encode the images of many episodes once."""
 
 from dataclasses import dataclass
 
@@ -15,14 +15,14 @@ MEMORY = 4 * 2**30  # bytes that encoded images may take on a CPU
 
 @dataclass(frozen=True)
 class FeatureCache:
-    """Features of the images that episodes use, or where every class has one shot their descriptions, which are smaller."""
+    """Features of the images that episodes use; with one shot per class, their descriptors, which are smaller."""
 
-    rows: Tensor  # of the bank, sorted
+    rows: Tensor  # sorted rows of the bank
     features: Tensor
     described: bool = False
 
     def logits(self, method: Method, support: Tensor, query: Tensor) -> Tensor:
-        """Logits (E, Q, L) of the episodes with these rows of the bank, (E, L, Z) and (E, Q)."""
+        """Return logits (E, Q, L) of episodes, from their rows of the bank: support (E, L, Z) and query (E, Q)."""
         shots, queries = self.look_up(support, query)
         if self.described:
             return full(method.compare(shots.squeeze(2), queries))
@@ -34,7 +34,7 @@ class FeatureCache:
 
 
 def cache_features(method: Method, data: Bank, *wanted: Tensor, one_shot: bool = False) -> FeatureCache | None:
-    """Encode every image of these rows of a bank once; None if the method cannot, or if it would take too much memory."""
+    """Encode every image of these rows of a bank once. Returns None if the method cannot, or if memory does not suffice."""
     if not method.describes_images:
         return None
     described = one_shot and method.fixed_size
@@ -56,5 +56,5 @@ def cache_features(method: Method, data: Bank, *wanted: Tensor, one_shot: bool =
 
 
 def _memory(device: torch.device) -> int:
-    """Bytes that encoded images may take; where it is not enough, each episode encodes its own."""
+    """Return the bytes that encoded images may take. Beyond that, each episode encodes its images."""
     return torch.cuda.get_device_properties(device).total_memory // 4 if device.type == "cuda" else MEMORY

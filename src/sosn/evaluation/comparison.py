@@ -1,4 +1,4 @@
-"""Several models on the same episodes: accuracy, whether it differs, and what it costs."""
+"""Compare models on the same episodes: accuracy, significance, cost."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -27,14 +27,14 @@ from sosn.util.seeding import generator
 
 @dataclass(frozen=True)
 class Row:
-    """What is known of one model after a comparison."""
+    """The figures of one model in a comparison."""
 
     model: str
     method: str
     evaluation: Evaluation
     against_first: Comparison | None  # this model minus the first; None for the first
     parameters: int
-    mflops: float  # of convolutions and matrix products in one episode, a multiplication and an addition counting as two
+    mflops: float  # of convolutions and matrix products in one episode; a multiply-add counts as two
     episodes_per_second: float
     transductive: bool
     adapts: bool
@@ -57,21 +57,21 @@ def compare_models(
     progress: Callable[[int, int], None] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> tuple[list[Row], EvaluationSettings]:
-    """Evaluate models by name or folder on the same episodes, of the first one's data unless told otherwise.
+    """Evaluate models, given by name or folder, on the same episodes. The data default to those of the first model.
 
-    The p-value is that of a two-sided paired t-test over episodes against the first. progress is called, for each model,
-    with the episodes done and their number; say, with what is left out.
+    The p-value is that of a two-sided paired t-test over episodes against the first model. For each model, progress is called
+    with the number of finished episodes and their total. say is called with what is skipped.
     """
     if len(models) < 2:
-        given = f"{models[0]!r} alone is given" if models else "no model is given"
-        raise UsageError(f"{given}: compare takes the names or run folders of two models or more; `sosn eval` takes one")
+        given = f"only {models[0]!r} was given" if models else "no model was given"
+        raise UsageError(f"{given}: compare takes two or more model names or run folders; `sosn eval` takes one")
     loaded = [load_with_recipe(model) for model in models]
     for method, _ in loaded:
         method.check_trained()
     settings, recipe = evaluation_settings(loaded[0][1], overrides)
     bank, settings = open_evaluated(recipe, settings, say)
     for model, (method, trained) in zip(models, loaded, strict=True):
-        if method.parameter_count():  # or there is nothing that could have been trained
+        if method.parameter_count():  # a method without parameters has no training classes
             check_runs(model) if settings.runs else check_unseen(model, trained, recipe, bank, settings.split)
     rows: list[Row] = []
     for model, (method, _) in zip(models, loaded, strict=True):
@@ -88,7 +88,7 @@ def compare_models(
 
 
 def mflops_of_an_episode(method: Method, bank: Bank, settings: EvaluationSettings) -> float:
-    """Millions of floating-point operations that one episode takes in evaluation, as PyTorch counts them."""
+    """Return the millions of floating-point operations of one episode in evaluation, as PyTorch counts them."""
     sampler = EpisodeSampler(bank, settings.way, settings.shot, settings.query, settings.within)
     episode = sampler.draw(1, generator("flops", settings.seed, device=bank.device)).to(method.device)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:

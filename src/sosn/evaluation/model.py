@@ -1,4 +1,4 @@
-"""Jobs of the command line that are more than one call, free of printing."""
+"""Evaluate a model by name: its settings, its data, and the check that the classes are new to it."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -12,11 +12,11 @@ from sosn.checkpoint.registry import load_with_recipe
 from sosn.checkpoint.training_classes import (
     TrainingClasses,
     earlier_classes,
+    last_training_classes,
     overlap,
-    own_classes,
+    recorded_classes,
     same_classes,
     training_classes,
-    written_classes,
 )
 from sosn.data.bank import Bank
 from sosn.data.dataset import open_bank
@@ -35,7 +35,7 @@ from sosn.util.typed import annotations, check_options, parse
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """What `sosn eval` can be told. Where nothing is said, the run's own recipe decides."""
+    """The settings of `sosn eval`. The defaults come from the recipe of the model."""
 
     way: int
     shot: int
@@ -47,23 +47,23 @@ class EvaluationSettings:
     data: str = "glyphs"
     device: str = "auto"
     within: Within = None
-    runs: str | None = None  # a folder of Lake et al.'s tasks, in place of episodes that are drawn
+    runs: str | None = None  # a folder with the tasks of Lake et al., instead of drawn episodes
     precision: Literal["fp32", "bf16"] = "fp32"
     engine: Literal["auto", "plain"] = "auto"
-    mirror: bool | None = None  # test-time augmentation, where it is not to be the model's own
+    mirror: bool | None = None  # test-time augmentation; None: the model's
     scales: int | None = None
     turns: int | None = None
 
     def test_time(self, method: Method) -> TestTimeAugmentation:
-        """The method's test-time augmentation, with what is set here changed."""
+        """Return the method's test-time augmentation with the changes of these settings."""
         given = {name: getattr(self, name) for name in annotations(TestTimeAugmentation)}
         return replace(method.test_time, **{name: value for name, value in given.items() if value is not None})
 
     def __str__(self) -> str:
         if self.runs:
             return f"{self.episodes} runs of {self.runs}"
-        told = {None: "", "alphabet": " within one alphabet", "drawers": " within one alphabet, by one drawer and by another"}
-        return f"{self.episodes} episodes of {self.data} {self.split}{told[self.within]}, seed {self.seed}"
+        within = {None: "", "alphabet": " within one alphabet", "drawers": " within one alphabet, by one drawer and by another"}
+        return f"{self.episodes} episodes of {self.data} {self.split}{within[self.within]}, seed {self.seed}"
 
     def to_json(self) -> dict[str, Any]:
         names = ("runs", "precision", "engine") if self.runs else ("split", "data", "within", "precision", "engine")
@@ -76,24 +76,27 @@ def evaluate_model(
     progress: Callable[[int, int], None] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> tuple[Evaluation, EvaluationSettings]:
-    """Evaluate a model by name or folder on the data it was trained for, or on other data."""
+    """Evaluate a model, given by name or folder, on the data of its recipe, or on other data.
+
+    Refuses an untrained model, and classes of other splits that the model was trained on.
+    """
     method, trained = load_with_recipe(model)
     method.check_trained()
     settings, recipe = evaluation_settings(trained, overrides)
     bank, settings = open_evaluated(recipe, settings, say)
-    if method.parameter_count():  # or there is nothing that could have been trained
+    if method.parameter_count():  # a method without parameters has no training classes
         check_runs(model) if settings.runs else check_unseen(model, trained, recipe, bank, settings.split)
     if settings.split == "train" and say:
-        say("split=train: these are classes that models are trained on, so the accuracy says nothing about new ones")
+        say("split=train evaluates training classes: the accuracy says nothing about new classes")
     return evaluate_with(method, bank, settings, progress), settings
 
 
 def open_evaluated(
     recipe: Recipe, settings: EvaluationSettings, say: Callable[[str], None] | None = None
 ) -> tuple[Bank, EvaluationSettings]:
-    """The images of a recipe's data, on the device unless workers are to load them, and settings that fit them.
+    """Open the images to evaluate, on the device unless workers load them, and complete the settings.
 
-    say is told what is left out, and how many tasks there are where the images decide it.
+    say is called with what is skipped, and with the number of tasks if it depends on the images.
     """
     device = resolve_device(settings.device)
     if settings.runs:
@@ -118,7 +121,7 @@ def open_evaluated(
 def evaluate_with(
     method: Method, bank: Bank, settings: EvaluationSettings, progress: Callable[[int, int], None] | None = None
 ) -> Evaluation:
-    """Evaluate a method on the device of the settings, in their precision."""
+    """Evaluate a method on the device and in the precision of the settings."""
     device, half = resolve_device(settings.device), settings.precision == "bf16"
     with engine(settings.engine), torch.autocast(device.type, torch.bfloat16, enabled=half):
         if settings.runs:
@@ -131,60 +134,60 @@ def evaluate_with(
 
 
 def check_runs(model: str) -> None:
-    """Warn of a model that was trained on characters of the alphabets that Lake et al.'s runs are drawn from."""
+    """Warn if a model was trained on characters of the evaluation alphabets, which the runs of Lake et al. use."""
     known = {name for one in training_classes(model, "omniglot") for name in one.classes}
     evaluated = {name for name in known if "images_evaluation" in name}
     if evaluated:
         warnings.warn(
-            f"{model!r} was trained on {len(evaluated)} classes of the evaluation alphabets, from which these runs are drawn: "
-            "a model trained with data.partition=lake was not",
+            f"{model!r} was trained on {len(evaluated)} classes of the evaluation alphabets, which these runs use: for a fair "
+            "figure, evaluate a model trained with data.partition=lake",
             SosnWarning,
             stacklevel=2,
         )
 
 
 def check_unseen(model: str, trained: Recipe, recipe: Recipe, bank: Bank, split: str) -> None:
-    """Refuse classes that the model, or what it was started from, was trained on: they are split otherwise now."""
+    """Refuse classes that the model, or the model it started from, was trained on."""
     if split == "train":
         return
-    seen = earlier_classes(model, trained)
+    trained_on = earlier_classes(model, trained)
     if same_classes(trained.data, recipe.data):
-        written = written_classes(model)
-        if written is None and recipe.data != trained.data:  # else they are split as they were
-            written = own_classes(model, trained)
-        seen.append(TrainingClasses(trained.data, frozenset(written or ())))
-    known = overlap(seen, recipe.data, bank.names)
+        written = recorded_classes(model)
+        if written is None and recipe.data != trained.data:  # otherwise the split is the same
+            written = last_training_classes(model, trained)
+        trained_on.append(TrainingClasses(trained.data, frozenset(written or ())))
+    known = overlap(trained_on, recipe.data, bank.names)
     if known:
         raise DataError(
-            f"{len(known)} classes of {split}, such as {min(known)!r}, are classes that {model!r} was trained on, or tuned "
-            "to: take others; where the images are only split otherwise here, use the options of its recipe, or give images "
-            "train/, val/ and test/ folders"
+            f"{len(known)} {split} classes, such as {min(known)!r}, are training or tuning classes of {model!r}: evaluate on "
+            "other classes; if only the split differs, use the data options of its recipe, or put the images into train/, "
+            "val/ and test/ folders"
         )
 
 
 def evaluation_settings(recipe: Recipe, overrides: Sequence[str]) -> tuple[EvaluationSettings, Recipe]:
-    """What key=value words set, and the recipe with the data that they name.
+    """Parse key=value words into settings, and return the recipe with the data that they name.
 
-    A key is a setting's or, with data. before it or where no setting is called so, one of the data's (size, partition).
+    A key is a setting or an option of the data, such as size or partition. Write data.KEY where both have the same name.
     """
     pairs = [word.partition("=")[::2] for word in overrides]
     for word, (key, text) in zip(overrides, pairs, strict=True):
         refuse_option(key)
         if not key or not text:
-            raise UsageError(f"{word!r} is not key=value: write for instance shot=5")
+            raise UsageError(f"{word!r} is not key=value: write, for instance, shot=5")
     recipe = override(recipe, [f"data={text}" for key, text in pairs if key in ("data", "data.name")])
     known = annotations(EvaluationSettings)
-    keys = {key: kind for key, kind in data_keys(recipe).items() if key not in known}
+    keys = {key: annotation for key, annotation in data_keys(recipe).items() if key not in known}
     of_data = [(key, text) for key, text in pairs if key.startswith("data.") or key in keys]
-    own = check_options({key: parse(text) for key, text in pairs if (key, text) not in of_data}, known | keys, "eval")
-    if own.get("runs"):
+    settings = check_options({key: parse(text) for key, text in pairs if (key, text) not in of_data}, known | keys, "eval")
+    if settings.get("runs"):
         fixed = ("way", "shot", "query", "episodes", "seed", "split", "data", "within", *(key for key, _ in of_data))
         for key, _ in pairs:
             if key in fixed:
-                raise UsageError(f"{key} is given and so is runs, whose tasks are fixed: leave out one of them")
+                raise UsageError(f"{key} cannot be combined with runs, whose tasks are fixed: remove one of them")
     recipe = override(recipe, [f"data.{key.removeprefix('data.')}={text}" for key, text in of_data])
     sizes: tuple[int, int, int | None] = (recipe.val_shot, recipe.validation.val_query, recipe.validation.report_episodes)
-    if own.get("within") == "drawers":  # whose tasks have sizes of their own
+    if settings.get("within") == "drawers":  # its tasks have fixed sizes
         sizes = (1, 1, None)
     defaults = EvaluationSettings(recipe.val_way, *sizes, recipe.validation.report_seed, data=recipe.data.name)
-    return replace(defaults, **own), recipe
+    return replace(defaults, **settings), recipe

@@ -1,4 +1,4 @@
-"""Plots and pages."""
+"""Reports: plots, contact sheets and HTML pages."""
 
 from sosn.report.page import write_report
 

@@ -1,4 +1,4 @@
-"""Answers of `sosn classify` as one HTML page with thumbnails inside it."""
+"""Write the answers of `sosn classify` as one self-contained HTML page."""
 
 import base64
 import io
@@ -18,27 +18,27 @@ from sosn.errors import UsageError
 from sosn.util.files import write_atomically
 
 THUMBNAIL = 96
-SHOWN = 8  # pictures of a class
+SHOWN = 8  # images of a class
 LIKELY = 3  # classes of an answer
 MARK = b'<meta name="generator" content="sosn">'  # at the head of every page
 
 
-def write_answers(path: Path, support: Path, told: list[Classified], lead: str) -> Path:
-    """Write the page of these answers to a file, with the support folder's pictures at its head, and return its path."""
+def write_answers(path: Path, support: Path, results: list[Classified], lead: str) -> Path:
+    """Write a page with the support images and the answers, and return its path."""
     classes, _ = class_files(support)
     template = jinja2.Template((resources.files("sosn") / "report" / "answers.html").read_text("utf-8"), autoescape=True)
     page = template.render(
-        title=f"{len(told)} images, {len(classes)} classes", lead=lead, version=sosn.__version__,
+        title=f"{len(results)} images, {len(classes)} classes", lead=lead, version=sosn.__version__,
         date=datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
-        classes=[(name, [_thumbnail(file) for file in own[:SHOWN]]) for name, own in classes.items()],
-        rows=[_row(one) for one in told if one.answer], failed=[one.error for one in told if one.error],
+        classes=[(name, [_thumbnail(file) for file in files[:SHOWN]]) for name, files in classes.items()],
+        rows=[_row(one) for one in results if one.answer], failed=[one.error for one in results if one.error],
     )  # fmt: skip
-    write_atomically(path, page.encode(errors="replace"))  # names of files need not be text
+    write_atomically(path, page.encode(errors="replace"))  # file names need not be valid UTF-8
     return path
 
 
 def check_page(path: Path) -> None:
-    """Refuse a place for the page that is no page, or that holds something else than a page of ours."""
+    """Refuse a file name that does not end in .html, and a file that sosn did not write."""
     if path.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"--html needs a file name that ends in .html, got {str(path)!r}")
     if path.is_dir() or (path.is_file() and MARK not in path.read_bytes()[:1000]):

@@ -1,4 +1,4 @@
-"""A benchmark as a figure."""
+"""Plot the result of `sosn bench`."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -7,14 +7,16 @@ from matplotlib.figure import Figure
 
 from sosn.bench import written_rate
 
-COLOURS = {"loop": "#9aa5b1", "vectorised": "#5c7fa3", "easyfsl": "#d8a657"}  # others are the engine's
+COLOURS = {"loop": "#9aa5b1", "vectorised": "#5c7fa3", "easyfsl": "#d8a657"}  # all others are the engine
 
 
 def bench_figure(document: dict[str, Any]) -> Figure:
-    """Training rates of every contender, and how the cost of an episode grows."""
+    """Plot the training rate of every contender, and the growth of the cost of an episode."""
     figure = Figure(figsize=(12, 7), layout="constrained")
     top, bottom = cast(Any, figure.subfigures(2, 1))
-    training = [row for row in document["training"] if row["episodes_per_second"]]  # nobody had memory for the others
+    training = [
+        row for row in document["training"] if row["episodes_per_second"]
+    ]  # skip shapes for which no contender had enough memory
     axes = top.subplots(1, max(1, len(training)), squeeze=False, sharey=True)[0]
     names = list(dict.fromkeys(name for row in training for name in row["episodes_per_second"]))
     for axis, row in zip(axes, training, strict=bool(training)):
@@ -37,7 +39,7 @@ def bench_figure(document: dict[str, Any]) -> Figure:
 
 
 def _varied(name: str, shape: str) -> float:
-    """What varies, from a shape such as 5w1s15q 84² P=3."""
+    """Return the value that varies, from a shape such as 5w1s15q 84² P=3."""
     sizes, image, *more = shape.split()
     way, shot = sizes.split("w")[0], sizes.split("w")[1].split("s")[0]
     found = {"way": way, "shot": shot, "image side": image.rstrip("²"), "permutations": more[0][2:] if more else "1"}

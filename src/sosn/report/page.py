@@ -1,4 +1,4 @@
-"""A run as one HTML page that needs nothing else: plots are inside it."""
+"""Write the report of a run as one self-contained HTML page."""
 
 import base64
 import io
@@ -38,19 +38,19 @@ def write_report(
     path: Path, recipe: Recipe, method: Method, bank: Bank, metrics: Sequence[dict[str, Any]], test: Evaluation,
     pixels: Evaluation, episode: Episode, scores: Tensor, names: Sequence[str], seconds: float,
 ) -> Path:  # fmt: skip
-    """Write the page of a run on classes it never saw, and return its path."""
+    """Write the report of a run and its evaluation on test classes, and return its path."""
     sections = [
-        Section("Training", "Weights are chosen on validation classes; the test classes below are opened once, at the end.",
+        Section("Training", "Weights are selected on validation classes. Test classes are used once, at the end.",
                 _inline(training_curves(metrics))),
         Section("Episode by episode", "Every method is evaluated on the same seeded episodes.",
                 _inline(accuracy_histogram(test, pixels))),
         Section("One episode", "Similarity of each query to each class, from one example of each. Bold: the answer. "
-                "Framed: the truth.", _inline(episode_figure(episode, scores, names))),
-        Section("The classes", "Every row is one class that was never seen in training.",
+                "Framed: the true class.", _inline(episode_figure(episode, scores, names))),
+        Section("The classes", "Each row is one test class. None of them was in the training set.",
                 _inline(contact_sheet(class_rows(bank, 12, 20))), pixels=True),
     ]  # fmt: skip
     if method.second_order is not None:
-        text = "Which features occur together, and the same after power normalisation, which forgets how often."
+        text = "How often features occur together, before and after power normalisation, which discards the counts."
         sections.insert(
             3, Section("What is compared", text, _inline(matrix_figure(method, method.second_order, episode.query[0, 0])))
         )

@@ -1,4 +1,4 @@
-"""Plots of a run, each a matplotlib figure."""
+"""Plots of a run as matplotlib figures."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,36 +17,36 @@ INK, ACCENT, FAINT = "#1b2a41", "#d1495b", "#8d99ae"
 
 
 def training_curves(metrics: Sequence[dict[str, Any]]) -> Figure:
-    """Loss and validation accuracy over the steps."""
+    """Plot the loss and the validation accuracy over the steps."""
     figure = Figure((9, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     losses = [(row["step"], row["loss"]) for row in metrics if "loss" in row]
     left.plot(*zip(*losses, strict=True), color=INK, linewidth=1)
     left.set(title="Training loss", xlabel="step", ylim=(0, None))
-    judged = [row for row in metrics if "val_accuracy" in row]
+    validated = [row for row in metrics if "val_accuracy" in row]
     right.errorbar(
-        [row["step"] for row in judged], [100 * row["val_accuracy"] for row in judged],
-        [100 * row["val_ci95"] for row in judged], color=ACCENT, marker="o", markersize=4, capsize=3,
+        [row["step"] for row in validated], [100 * row["val_accuracy"] for row in validated],
+        [100 * row["val_ci95"] for row in validated], color=ACCENT, marker="o", markersize=4, capsize=3,
     )  # fmt: skip
     right.set(title="Validation accuracy (%), 95% CI", xlabel="step")
     return _plain(figure)
 
 
 def accuracy_histogram(test: Evaluation, pixels: Evaluation) -> Figure:
-    """How accuracy is spread over episodes, beside the pixel baseline."""
+    """Plot the distribution of accuracy over episodes, beside the pixel baseline."""
     figure = Figure((9, 2.6), layout="constrained")
     axes = figure.subplots()
     bins = [5 * edge for edge in range(21)]
     for result, colour, label in ((pixels, FAINT, "comparing pixels"), (test, ACCENT, "SoSN")):
         values = [100 * value for value in result.per_episode]
         axes.hist(values, bins=bins, color=colour, alpha=0.75, label=f"{label}: {result}")
-    axes.set(xlabel="accuracy of an episode (%)", ylabel="episodes", title="Test episodes, classes never seen in training")
+    axes.set(xlabel="accuracy of an episode (%)", ylabel="episodes", title="Test episodes")
     axes.legend(frameon=False, loc="upper left")
     return _plain(figure)
 
 
 def episode_figure(episode: Episode, scores: Tensor, names: Sequence[str]) -> Figure:
-    """One episode: an example of each class across, queries down, similarities between."""
+    """Plot one episode: an example of each class across, queries down, similarities between."""
     way, queries = episode.way, episode.queries
     figure = Figure((1.35 * (way + 1), 1.25 * (queries + 1)), layout="constrained")
     grid = figure.subplots(queries + 1, way + 1)
@@ -74,7 +74,7 @@ def episode_figure(episode: Episode, scores: Tensor, names: Sequence[str]) -> Fi
 
 
 def matrix_figure(method: Method, relation: Relation, image: Tensor) -> Figure:
-    """An image (C, H, W), its second-order matrix, and what power normalisation makes of it."""
+    """Plot an image (C, H, W), its second-order matrix, and the matrix after power normalisation."""
     with torch.inference_mode():
         features = method.encode(image[None].to(method.device))
         matrix = autocorrelation(features, relation.shift)
@@ -88,9 +88,9 @@ def matrix_figure(method: Method, relation: Relation, image: Tensor) -> Figure:
         (middle, matrix, "M / (Tr M + λ)" if relation.trace_normalise else "M"),
         (right, normed, f"after {relation.power_norm.name}"),
     ):
-        shown = axes.imshow(values[0].cpu().numpy(), cmap="magma", interpolation="nearest")
+        drawn = axes.imshow(values[0].cpu().numpy(), cmap="magma", interpolation="nearest")
         axes.set(title=title, xticks=[], yticks=[])
-        figure.colorbar(shown, ax=axes, shrink=0.8)
+        figure.colorbar(drawn, ax=axes, shrink=0.8)
     return figure
 
 

@@ -13,7 +13,7 @@ from sosn.util.seeding import generator
 
 
 def contact_sheet(rows: Sequence[Tensor], gap: int = 2) -> Image.Image:
-    """Rows of images (n, C, H, W) uint8, all of one size, as one picture on white."""
+    """Arrange rows of uint8 images (n, C, H, W), all of one size, as one image on white."""
     channels, height, width = rows[0].shape[1:]
     columns = max(len(row) for row in rows)
     sheet = torch.full((channels, len(rows) * (height + gap) - gap, columns * (width + gap) - gap), 255, dtype=torch.uint8)
@@ -25,7 +25,7 @@ def contact_sheet(rows: Sequence[Tensor], gap: int = 2) -> Image.Image:
 
 
 def class_rows(bank: Bank, classes: int, images: int) -> list[Tensor]:
-    """The first images of classes spread evenly over a bank."""
+    """Return the first images of classes that are spread evenly over a bank."""
     step = max(1, len(bank.names) // classes)
     return [bank.class_images(name)[:images].cpu() for name in bank.names[::step][:classes]]
 
@@ -41,7 +41,7 @@ def save_sheets(bank: Bank, out: Path, stem: str, way: int, shot: int) -> list[P
     rows = [torch.cat((episode.support[0, label], blank, queries[label])).cpu() for label in range(way)]
     out.mkdir(parents=True, exist_ok=True)
     pictures = {"classes": contact_sheet(class_rows(bank, 20, 20)), "episode": contact_sheet(rows)}
-    paths = [out / f"{stem}-{kind}.png" for kind in pictures]
+    paths = [out / f"{stem}-{name}.png" for name in pictures]
     for path, picture in zip(paths, pictures.values(), strict=True):
         scale = max(1, round(1000 / picture.width))
         picture.resize((scale * picture.width, scale * picture.height), Image.Resampling.NEAREST).save(path)

@@ -1,1 +1,1 @@
-"""The paper's experiments, run whole, with its figures beside ours."""
+"""Reproduction of the paper's experiments."""

@@ -1,4 +1,4 @@
-"""Does power normalisation forget how often a texture repeats? Queries with a repeated part, before and after."""
+"""Burstiness: how much repeated textures in a query change its descriptor and scores."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,18 +15,18 @@ from sosn.method import Method
 from sosn.second_order import autocorrelation, trace_normalise
 from sosn.util.seeding import generator
 
-PATCH = 4  # the side of an image is so many patches
+PATCH = 4  # patches along the side of an image
 AT_ONCE = 10  # episodes
 Change = Callable[[Tensor, torch.Generator], Tensor]
 
 
 def repeat_patch(images: Tensor, times: int, generator: torch.Generator) -> Tensor:
-    """Images (B, C, S, S) in which a random patch, a quarter of the side, stands times × times in a random square."""
+    """Repeat a random patch, a quarter of the side, times × times in a random square of images (B, C, S, S)."""
     return _pasted(images, times, generator, repeat=True)
 
 
 def replace_square(images: Tensor, times: int, generator: torch.Generator) -> Tensor:
-    """The control: the same squares of the same images hold what another image has there, which repeats nothing."""
+    """Replace the same squares with those of another image: a control without repetition."""
     return _pasted(images, times, generator, repeat=False)
 
 
@@ -40,17 +40,17 @@ def _pasted(images: Tensor, times: int, generator: torch.Generator, repeat: bool
     source, target = corner(patch), corner(times * patch)
     inside = torch.arange(size) - target  # (B, 2, S): rows and columns, counted from the square's corner
     within = (inside >= 0) & (inside < times * patch)
-    rows, columns = torch.where(within, source + inside % patch, torch.arange(size)).unbind(1)  # where each pixel comes from
+    rows, columns = torch.where(within, source + inside % patch, torch.arange(size)).unbind(1)  # source of each pixel
     hit = (within[:, 0, :, None] & within[:, 1, None, :]).unsqueeze(1).to(images.device)
     if not repeat:
-        return torch.where(hit, images.roll(count // 2, 0), images)  # half of all images away: rarely of the same class
+        return torch.where(hit, images.roll(count // 2, 0), images)  # shifted by half of the images: rarely the same class
     flat = (rows.unsqueeze(2) * size + columns.unsqueeze(1)).flatten(1).unsqueeze(1).to(images.device)
     moved = images.flatten(2).gather(2, flat.expand(-1, images.shape[1], -1)).view(images.shape)
     return torch.where(hit, moved, images)
 
 
 def tile(images: Tensor, times: int) -> Tensor:
-    """Images (B, C, S, S) shrunk and repeated times × times, floats in 0…1."""
+    """Shrink images (B, C, S, S) and repeat them times × times. Returns floats in 0…1."""
     images = images.float() / 255 if images.dtype == torch.uint8 else images.float()
     size = images.shape[-1]
     small = F.interpolate(images, (-(-size // times),) * 2, mode="bilinear", antialias=True, align_corners=False)
@@ -58,7 +58,7 @@ def tile(images: Tensor, times: int) -> Tensor:
 
 
 def repeat_vector(maps: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """Feature maps (B, K, N) with copies of one random vector added, so many that they are this share of all."""
+    """Add copies of one random vector to feature maps (B, K, N), until they are this share of all vectors."""
     count, _, vectors = maps.shape
     copies = round(vectors * share / (1 - share))
     chosen = torch.randint(vectors, (count,), generator=generator).to(maps.device)
@@ -81,19 +81,20 @@ MAP_CHANGES: dict[str, Change] = {
 
 @torch.inference_mode()
 def burstiness(method: Method, bank: Bank, way: int, shot: int, query: int, episodes: int, seed: int) -> list[dict[str, Any]]:
-    """For each change of the queries: how far descriptors and scores move, how many answers change, what accuracy is lost.
+    """Measure, for each change of the queries, the change of descriptors, scores and answers, and the loss of accuracy.
 
-    descriptor: ‖ψ′−ψ‖/‖ψ‖ of the query's matrix as the similarity net sees it; descriptor_share: ‖ψ′−ψ‖ beside the distance to
-    another query's; unnormalised: both of the matrix divided by its trace and not squashed. score: mean |change| in units
-    of the deviation of all scores before. Intervals are over episodes.
+    descriptor: ‖ψ′−ψ‖/‖ψ‖ of the query's matrix after power normalisation. descriptor_share: ‖ψ′−ψ‖ divided by the distance to
+    the descriptor of another query. unnormalised: both for the matrix divided by its trace, without power normalisation.
+    score: mean |change| divided by the standard deviation of all scores before. Intervals are over episodes. Refuses a method
+    without second-order matrices.
     """
     relation = method.second_order
     if relation is None:
-        raise UsageError(f"burstiness is measured on a method with second-order matrices, such as SoSN, not on {method.name!r}")
+        raise UsageError(f"burstiness needs a method with second-order matrices, such as SoSN, not {method.name!r}")
     method.eval()
     sampler = EpisodeSampler(bank, way, shot, query)
     rows = draw_indices(sampler, episodes, seed)
-    told: dict[str, list[dict[str, Tensor]]] = {}
+    figures: dict[str, list[dict[str, Tensor]]] = {}
     spread: list[Tensor] = []
     for first in range(0, episodes, AT_ONCE):
         episode = sampler.episode(*(part[first : first + AT_ONCE] for part in rows)).to(method.device)
@@ -105,10 +106,10 @@ def burstiness(method: Method, bank: Bank, way: int, shot: int, query: int, epis
         changed = {name: method.encode(change(images, _random(name, seed, first))) for name, change in IMAGE_CHANGES.items()}
         changed |= {name: change(maps, _random(name, seed, first)) for name, change in MAP_CHANGES.items()}
         for name, other in changed.items():
-            told.setdefault(name, []).append(_figures(method, support, labels, maps, other, before))
+            figures.setdefault(name, []).append(_figures(method, support, labels, maps, other, before))
     deviation = torch.cat(spread).std().item()
     results = []
-    for name, parts in told.items():
+    for name, parts in figures.items():
         row: dict[str, Any] = {"change": name}
         for key in parts[0]:
             values = torch.cat([part[key].double().cpu() for part in parts]) / (deviation if key == "score" else 1)
@@ -120,7 +121,7 @@ def burstiness(method: Method, bank: Bank, way: int, shot: int, query: int, epis
 def _figures(
     method: Method, support: Tensor, labels: Tensor, maps: Tensor, other: Tensor, before: Tensor
 ) -> dict[str, Tensor]:  # fmt: skip
-    """What changes when the queries' feature maps, whose scores were these, become other ones, episode by episode."""
+    """Measure the changes, episode by episode, when other feature maps replace those of the queries."""
     relation = method.second_order
     assert relation is not None
     after = _scores(method, support, other)
@@ -140,7 +141,7 @@ def _figures(
 
 
 def _random(name: str, seed: int, first: int) -> torch.Generator:
-    """The same places for a patch and its control."""
+    """Return a generator that gives the same places for a patch and its control."""
     return generator("burst", name.partition(" ")[2], seed, first)
 
 
@@ -149,7 +150,7 @@ def _scores(method: Method, support: Tensor, maps: Tensor) -> Tensor:
 
 
 def moved(maps: Tensor, other: Tensor, describe: Callable[[Tensor], Tensor], episodes: int) -> tuple[Tensor, Tensor]:
-    """Change of descriptors beside their norm and beside the distance to another query's, averaged by episode."""
+    """Return the change of descriptors divided by their norm, and by the distance to another query, averaged by episode."""
     before, after = (describe(one).double().flatten(1) for one in (maps, other))
     queries = len(before) // episodes
     change = (after - before).norm(dim=1)

@@ -1,4 +1,4 @@
-"""What the paper claims in words, and the rows or experiments that bear on it."""
+"""The paper's claims, and the rows or experiments that test them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,19 +21,19 @@ from sosn.util.files import file_digest
 
 TABLE = "claims"
 MINI, OMNIGLOT = "mini-imagenet", "omniglot"
-IMAGES = 512  # whose matrices are looked at
-EPISODES = 200  # whose queries are changed
+IMAGES = 512  # of the rank experiment
+EPISODES = 200  # of the burstiness experiment
 SIZES = {MINI: (28, 42, 56, 84, 112), OMNIGLOT: (20, 28, 42, 56)}
 
 
 def find(table: str, row: str) -> Row:
-    """A row by its id."""
+    """Return a row by its id."""
     return next(one for one in TABLES[table] if one.id == row)
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """Two rows of a table whose figures are subtracted; the measure is the first row's for that protocol."""
+    """The difference of two rows of a table. The measure is that of the first row for the protocol."""
 
     table: str
     first: str
@@ -43,12 +43,12 @@ class Contrast:
 
     @property
     def measure(self) -> Measure:
-        own = find(self.table, self.first).measures
-        return next(one for one in own if (one.protocol, one.split) == (self.protocol, self.split))
+        measures = find(self.table, self.first).measures
+        return next(one for one in measures if (one.protocol, one.split) == (self.protocol, self.split))
 
     @property
     def paper(self) -> float | None:
-        """Points that the paper's printed rows are apart."""
+        """The difference of the rows in the paper, in points."""
         first, second = (find(self.table, row).paper(self.protocol) for row in (self.first, self.second))
         return round(first.accuracy - second.accuracy, 2) if first and second else None
 
@@ -57,7 +57,7 @@ class Contrast:
         return gap(first, second, self.measure, statistics)
 
     def of_all_seeds(self, entries: Sequence[Entry]) -> float | None:
-        """The difference of both rows' means over all their seeds, where they have not the same ones; no pairs, no interval."""
+        """Return the difference of the rows' means over all seeds, if their seeds differ. It has no interval."""
         first, second = (
             summarise(of_row(entries, self.table, row), self.measure, "running") for row in (self.first, self.second)
         )
@@ -68,23 +68,23 @@ class Contrast:
 class Experiment:
     """A measurement on the model that a row trained."""
 
-    kind: Literal["rank", "burstiness"]
+    name: Literal["rank", "burstiness"]
     table: str
     row: str
 
     @property
     def id(self) -> str:
-        return f"{self.kind}-{self.table}-{self.row}"
+        return f"{self.name}-{self.table}-{self.row}"
 
     @property
     def file(self) -> str:
-        """Its entry, in the run folder of the model."""
-        return f"{self.kind}.json"
+        """The file of its entry, in the run folder of the model."""
+        return f"{self.name}.json"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper's and what is held against it."""
+    """A claim of the paper and the measurements that test it."""
 
     id: str
     claim: str
@@ -98,7 +98,7 @@ def _mini(first: str, second: str, protocols: str = "5w1s 5w5s") -> tuple[Contra
 
 
 def _omniglot(first: str, second: str) -> tuple[Contrast, ...]:
-    """On test classes of both partitions, all protocols: models trained for each."""
+    """Return contrasts on test classes for both partitions and all protocols, each with a separate model."""
     return tuple(
         Contrast(OMNIGLOT, f"{first}-{partition}-{protocol}", f"{second}-{partition}-{protocol}", protocol, "test")
         for partition in omniglot.PARTITIONS
@@ -186,7 +186,7 @@ CLAIMS = (
 
 @dataclass
 class Claimed:
-    """Claims, the entries of the rows and experiments that they need, and why some could not be run."""
+    """Claims, the entries of their rows and experiments, and the reasons why some were skipped."""
 
     claims: tuple[Claim, ...]
     entries: list[Entry] = field(default_factory=list)
@@ -197,15 +197,15 @@ class Claimed:
 
 
 def claim_json(claim: Claim, entries: Sequence[Entry]) -> dict[str, Any]:
-    """A claim with the paper's differences and ours, as fractions, and its experiments."""
+    """Return a claim as JSON, with the paper's differences and ours, as fractions, and its experiments."""
     contrasts = []
     for one in claim.contrasts:
         ours, paper = one.ours(entries), one.paper
-        told = {
+        contrast = {
             "table": one.table, "first": one.first, "second": one.second, "protocol": one.protocol, "split": one.split,
             "paper": None if paper is None else round(paper / 100, 4),
         }  # fmt: skip
-        contrasts.append(told | ({"ours": ours.mean, "ci95": ours.ci95, "seeds": ours.seeds} if ours else {"ours": None}))
+        contrasts.append(contrast | ({"ours": ours.mean, "ci95": ours.ci95, "seeds": ours.seeds} if ours else {"ours": None}))
     wanted = {one.id for one in claim.experiments}
     experiments = [entry for entry in entries if entry["table"] == TABLE and entry["row"] in wanted]
     return {
@@ -218,30 +218,30 @@ def claim_json(claim: Claim, entries: Sequence[Entry]) -> dict[str, Any]:
 
 
 def needed(claims: Sequence[Claim]) -> list[Row]:
-    """The rows that claims need, each once."""
+    """Return the rows that claims need, each once."""
     pairs = [(one.table, row) for claim in claims for one in claim.contrasts for row in (one.first, one.second)]
     pairs += [(one.table, one.row) for claim in claims for one in claim.experiments]
     return [find(*pair) for pair in dict.fromkeys(pairs)]
 
 
 def reproduce_claims(out: Path, wanted: Options, progress: Progress | None = None) -> Claimed:
-    """Run the rows that claims need, as far as they are not finished below out, then the experiments on their models."""
+    """Run the unfinished rows that claims need, in run folders under `out`, then the experiments on their models."""
     progress = progress or Silent()
     claims = select(CLAIMS, wanted.rows)
     jobs = plan(needed(claims), out, wanted)
     entries, skipped = run_jobs(jobs, wanted, progress)
     for claim in claims:
         for experiment in claim.experiments:
-            own = [job for job in jobs if (job.row.table, job.row.id) == (experiment.table, experiment.row)]
-            for job in own:
-                if job.entry_file.exists():  # or it could not be run
+            trained = [job for job in jobs if (job.row.table, job.row.id) == (experiment.table, experiment.row)]
+            for job in trained:
+                if job.entry_file.exists():  # otherwise it was skipped
                     entries.append(_experiment(experiment, job, wanted, progress))
                     into_ledger(wanted.ledger, entries[-1], job.folder / experiment.file, progress)
     return Claimed(claims, entries, skipped)
 
 
 def _experiment(experiment: Experiment, job: Job, wanted: Options, progress: Progress) -> Entry:
-    """The entry of an experiment on the model of a finished job: read, or measured on validation images."""
+    """Return the entry of an experiment on the model of a finished job. Measures it on validation images if needed."""
     file, trained = job.folder / experiment.file, read_entry(job.entry_file)
     if file.exists():
         return read_entry(file)
@@ -250,7 +250,7 @@ def _experiment(experiment: Experiment, job: Job, wanted: Options, progress: Pro
     method, bank = load(job.folder).to(device), open_split(job.recipe, "val").to(device)
     seed = job.recipe.validation.report_seed
     settings: dict[str, Any]
-    if experiment.kind == "rank":
+    if experiment.name == "rank":
         settings = {"sizes": SIZES[experiment.table], "images": 8 if wanted.quick else IMAGES}
         results = ranks(method, bank, settings["sizes"], settings["images"], seed)
     else:

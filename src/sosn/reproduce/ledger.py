@@ -1,4 +1,4 @@
-"""The ledger: one JSON document a run, with its recipe, its figures and what they were measured on."""
+"""The ledger: one JSON file per run, with its recipe, its figures and the data they were measured on."""
 
 import json
 import math
@@ -23,7 +23,7 @@ Entry = dict[str, Any]
 
 
 def new_entry(row: Row, recipe: Recipe, run: Run, method: Method, changed: Sequence[str], quick: bool) -> Entry:
-    """What is known of a run before anything is measured: no dates, no paths; where it started is told by its row."""
+    """Create the entry of a run, without figures. It has no dates and no paths; the row names the start."""
     recipe = replace(recipe, training=replace(recipe.training, start=""))
     about, result = run.about(), read_json(run.result)
     data = {
@@ -41,15 +41,15 @@ def new_entry(row: Row, recipe: Recipe, run: Run, method: Method, changed: Seque
 
 
 def add_figure(entry: Entry, measure: Measure, result: Evaluation) -> None:
-    """Put a measured figure into an entry."""
+    """Add a figure to an entry."""
     entry["missing"].pop(measure.images, None)
-    asked = result.way * result.query
-    right = [round(asked * accuracy) for accuracy in result.per_episode]  # answers, so that rows can be compared in pairs
+    queries = result.way * result.query
+    right = [round(queries * accuracy) for accuracy in result.per_episode]  # per episode, for paired comparisons of rows
     entry["figures"].append({"split": measure.split, "protocol": measure.protocol, **result.to_json(), "right": right})
 
 
 def find_figure(entry: Entry, measure: Measure, statistics: str) -> dict[str, Any] | None:
-    """The figure of an entry for a measure, if it was measured."""
+    """Return the figure of an entry for a measure, or None if it is missing."""
     wanted = {"split": measure.split, "way": measure.way, "shot": measure.shot, "query": measure.query}
     wanted["statistics"] = statistics
     if measure.column:
@@ -58,7 +58,7 @@ def find_figure(entry: Entry, measure: Measure, statistics: str) -> dict[str, An
 
 
 def write_entry(path: Path, entry: Entry) -> None:
-    """Keep an entry, with a line for each value and for each list of numbers."""
+    """Write an entry, with one line for each value and for each list of numbers."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(entry, indent=1, ensure_ascii=False)
     text = re.sub(r"\[\n *-?\d[^\[\]{}\"]*\]", lambda numbers: f"[{' '.join(numbers[0][1:-1].split())}]", text)
@@ -71,23 +71,23 @@ def read_entry(path: Path) -> Entry:
 
 
 def read_ledger(folder: Path) -> list[Entry]:
-    """All entries below a folder, by table, row and seed."""
+    """Return all entries in a folder, sorted by table, row and seed."""
     return [read_entry(path) for path in sorted(folder.glob("*/*.json"))]
 
 
 def ledger_file(folder: Path, entry: Entry) -> Path:
-    """Where a ledger keeps an entry."""
+    """Return the file of an entry in a ledger."""
     return folder / str(entry["table"]) / f"{entry['row']}-seed{entry['seed']}.json"
 
 
 def same_training(entry: Entry, other: Entry) -> bool:
-    """Whether two entries are of one training; the oldest have no digest of their weights."""
+    """Return whether two entries come from the same training. The oldest entries have no digest of their weights."""
     keys = ["seed", "seconds", "versions", *(["weights"] if "weights" in entry and "weights" in other else [])]
     return all(entry.get(key) == other.get(key) for key in keys)
 
 
 def keep(folder: Path, entry: Entry) -> bool:
-    """Put an entry into a ledger, unless one of another training stands there; whether it was put."""
+    """Write an entry to a ledger, unless there is one of another training. Returns whether it was written."""
     file = ledger_file(folder, entry)
     if file.exists() and not same_training(read_entry(file), entry):
         return False
@@ -96,23 +96,23 @@ def keep(folder: Path, entry: Entry) -> bool:
 
 
 def same_recipe(entry: Entry, row: Row) -> bool:
-    """Whether an entry was trained with the row's recipe as it is now.
+    """Return whether an entry was trained with the current recipe of the row.
 
-    Options that came later count with their defaults, and one that is no more makes no difference where it was off.
+    Options that were added later have their defaults, and removed options are ignored if they were off.
     """
     try:
         return without_place(from_table(entry["recipe"], "the entry")) == without_place(row.resolve(entry["seed"]))
-    except UsageError:  # a method that is no more, or an option that is no more and was on
+    except UsageError:  # a removed method, or a removed option that was on
         return False
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A figure over seeds, as fractions: mean, half of its 95% interval over seeds (Student's t), each seed's own figures."""
+    """A figure over seeds, as fractions: the mean, its 95% interval, and the figures of each seed."""
 
     seeds: tuple[int, ...]
     accuracies: tuple[float, ...]
-    ci95s: tuple[float, ...]  # over episodes, of each seed
+    ci95s: tuple[float, ...]  # of each seed, over episodes
 
     @property
     def mean(self) -> float:
@@ -124,12 +124,12 @@ class Summary:
 
     @property
     def half(self) -> float:
-        """Half of the 95% interval: over seeds and episodes where there are several seeds, else over episodes."""
+        """Half the width of the 95% interval over episodes, and also over seeds if there are several."""
         return math.hypot(self.between or 0.0, sum(self.ci95s) / len(self.ci95s))
 
 
 def interval(values: Sequence[float]) -> float | None:
-    """Half of the 95% interval of the mean of a few values (Student's t); None of a single one."""
+    """Return half the width of the 95% interval of the mean of a few values (Student's t), or None for a single value."""
     if len(values) < 2:
         return None
     from scipy import stats
@@ -140,18 +140,18 @@ def interval(values: Sequence[float]) -> float | None:
 
 
 def of_row(entries: Iterable[Entry], table: str, row: str) -> list[Entry]:
-    """The entries of a row, by seed."""
-    own = (entry for entry in entries if (entry["table"], entry["row"]) == (table, row))
-    return sorted(own, key=lambda entry: int(entry["seed"]))
+    """Return the entries of a row, sorted by seed."""
+    found = (entry for entry in entries if (entry["table"], entry["row"]) == (table, row))
+    return sorted(found, key=lambda entry: int(entry["seed"]))
 
 
-def as_it_is_now(entries: Iterable[Entry], row: Row) -> list[Entry]:
-    """The entries of a row that were trained with its recipe of today, by seed."""
+def current_entries(entries: Iterable[Entry], row: Row) -> list[Entry]:
+    """Return the entries of a row that were trained with its current recipe, sorted by seed."""
     return [entry for entry in of_row(entries, row.table, row.id) if same_recipe(entry, row)]
 
 
 def summarise(entries: Sequence[Entry], measure: Measure, statistics: str) -> Summary | None:
-    """A figure of one row over its seeds; None where no seed has it."""
+    """Summarise a figure of one row over its seeds. Returns None if no seed has it."""
     found = [(entry["seed"], figure) for entry in entries if (figure := find_figure(entry, measure, statistics))]
     if not found:
         return None
@@ -161,10 +161,10 @@ def summarise(entries: Sequence[Entry], measure: Measure, statistics: str) -> Su
 
 @dataclass(frozen=True)
 class Gap:
-    """How much one row is ahead of another, as a fraction, over seeds that both have.
+    """The mean difference of two rows, as a fraction, over the seeds that both have.
 
-    The interval is that over episodes, in pairs where answers were kept, and where there are several seeds that between seeds
-    too, added in squares: seeds share their episodes.
+    The interval is over episodes, paired if the answers were recorded. With several seeds, the interval over seeds is added in
+    quadrature, because all seeds share their episodes.
     """
 
     mean: float
@@ -173,13 +173,16 @@ class Gap:
 
 
 def _comparable(one: Entry, other: Entry, figure: dict[str, Any], against: dict[str, Any]) -> bool:
-    """Whether two figures are of the same episodes, or of data at two sizes, which cannot be the same."""
+    """Return whether two figures have the same episodes, or image sizes that differ, so that they cannot."""
     sizes = [entry["recipe"]["data"].get("size") for entry in (one, other)]
     return bool(figure["fingerprint"] == against["fingerprint"] or sizes[0] != sizes[1])
 
 
 def gap(first: Sequence[Entry], second: Sequence[Entry], measure: Measure, statistics: str = "running") -> Gap | None:
-    """The first row's figure minus the second's, on the same episodes unless image sizes differ; None if no seed has both."""
+    """Return the first row's figure minus the second's, on the same episodes unless image sizes differ.
+
+    Returns None if no seed has both figures.
+    """
     pairs = []
     for one in first:
         other = next((entry for entry in second if entry["seed"] == one["seed"]), None)
@@ -194,12 +197,12 @@ def gap(first: Sequence[Entry], second: Sequence[Entry], measure: Measure, stati
 
 
 def _over_episodes(pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> float:
-    """Half of the 95% interval over episodes of a mean difference; in pairs, if all answers were kept.
+    """Return half the width of the 95% interval of a mean difference over episodes, paired if all answers were recorded.
 
-    Episodes of images at two sizes are drawn alike, and where they are not, pairs of other episodes do no harm.
+    Episodes of different image sizes are usually drawn alike; if not, pairing is harmless.
     """
     if not all("right" in a and "right" in b and len(a["right"]) == len(b["right"]) for a, b in pairs):
         return sum(math.hypot(a["ci95"], b["ci95"]) for a, b in pairs) / len(pairs)
-    asked = pairs[0][0]["way"] * pairs[0][0]["query"]
+    queries = pairs[0][0]["way"] * pairs[0][0]["query"]
     ahead = [torch.tensor(a["right"], dtype=torch.float64) - torch.tensor(b["right"], dtype=torch.float64) for a, b in pairs]
-    return mean_ci95(torch.stack(ahead).mean(0) / asked)[1]
+    return mean_ci95(torch.stack(ahead).mean(0) / queries)[1]

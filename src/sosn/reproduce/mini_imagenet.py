@@ -1,4 +1,4 @@
-"""Rows of the paper's miniImageNet table at one budget, its own model at the paper's, best recipes, and smaller ablations."""
+"""Rows for miniImageNet: the paper's table at one budget, SoSN at the paper's budget, best recipes, ablations."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ SHARED = words(
     "episodes_per_step=4 query=10 optimiser=adamw learning_rate=0.001 schedule=cosine average=0.999 precision=bf16 "
     "flip=true translate=0.1 jitter=0.3"
 )
-BUDGET = words("steps=15000 every=5000")  # 60,000 episodes a row
+BUDGET = words("steps=15000 every=5000")  # 60,000 episodes per row
 SMALL = words("steps=5000 every=2500")  # 20,000 episodes, for ablations
 ADAPTS = words("recalibrate=0 precision=fp32")  # methods with gradient steps inside: no running statistics, full precision
 METHODS = {  # id: label in the paper, settings, protocols
@@ -28,7 +28,7 @@ METHODS = {  # id: label in the paper, settings, protocols
     "maml": ("MAML", " ".join(("method=maml first_order=true encoder_width=32", *ADAPTS)), "5w1s 5w5s"),
     "meta-lstm": ("Meta-Learn Nets", " ".join(("method=meta_lstm encoder_width=32", *ADAPTS)), "5w1s 5w5s"),
 }
-LARGE = {  # at 224×224, which needs ImageNet's own photos
+LARGE = {  # at 224×224, which needs the original photos of ImageNet
     "sigme-224": ("SoSN(⊗)+SigmE (224×224)", ""),
     "permutations-224": ("SoSN(⊗)+Permutation+SigmE (224×224)", "permutations=3"),
     "streams-224": ("SoSN(⊗)+Permutation+SigmE (224×224)+Mult.-sim. Net.", "permutations=3 streams=3"),
@@ -67,7 +67,7 @@ STAGES = (  # name, labels of the first and second stage, group
     ("resnet12", f"ResNet-12, {CLASSIFIER}", "ResNet-12 SoSN(⊗+R)+SigmE, two stages", "beyond the paper"),
 )
 BASE = "ablation-base"
-OTHER = "one budget, other settings"  # what ablations found to matter, and a rival without what held it back
+OTHER = "one budget, other settings"  # settings that mattered in ablations, and a rival with a better one
 OTHERS = {  # id: label, settings, the row that it differs from
     "unchanged": ("SoSN(⊗)+SigmE, training images as they are", PLAIN, "sigme"),
     "centred": ("SoSN(⊗)+SigmE, mean shift β = 1", "shift=1", "sigme"),
@@ -75,14 +75,14 @@ OTHERS = {  # id: label, settings, the row that it differs from
     "centred-none": ("SoSN(⊗) (no Power Norm.), mean shift β = 1", f"{METHODS['none'][1]} shift=1", "none"),
     "matching-plain": ("Matching Nets without full context", "method=matching scale=10", "matching"),
 }
-LONGS = {  # id: what the label says besides, settings, rows that it is held against
+LONGS = {  # id: addition to the label, settings, rows that it is compared with
     "long": ("", "", ("sigme", "unchanged")),
     "long-centred": (", mean shift β = 1", "shift=1", ("long",)),
 }
 
 
 def ablation_id(family: str, value: str) -> str:
-    """The row that stands for a value of an ablation."""
+    """Return the id of the row for a value of an ablation."""
     return f"{family}-{value}" if ABLATIONS[family][1][value] else BASE
 
 
@@ -95,21 +95,21 @@ def _rows() -> list[Row]:
     rows = []
     for name, (label, settings, protocols) in METHODS.items():
         for protocol in protocols.split():
-            own = (*SHARED, *BUDGET, *words(settings))
-            rows.append(_row(ONE_BUDGET, f"{name}-{protocol}", label, f"mini-imagenet-{protocol}", own, protocol))
+            overrides = (*SHARED, *BUDGET, *words(settings))
+            rows.append(_row(ONE_BUDGET, f"{name}-{protocol}", label, f"mini-imagenet-{protocol}", overrides, protocol))
     for name, (label, settings) in LARGE.items():
         for protocol in SHOTS:
-            own = (*SHARED, *BUDGET, *words(settings))
-            rows.append(_row("224×224", f"{name}-{protocol}", label, f"mini-imagenet-{protocol}-224", own, protocol))
+            overrides = (*SHARED, *BUDGET, *words(settings))
+            rows.append(_row("224×224", f"{name}-{protocol}", label, f"mini-imagenet-{protocol}-224", overrides, protocol))
     for name, (label, settings, other) in OTHERS.items():
         for protocol in SHOTS:
-            own = (*SHARED, *BUDGET, *words(settings))
-            row = _row(OTHER, f"{name}-{protocol}", label, f"mini-imagenet-{protocol}", own, protocol)
+            overrides = (*SHARED, *BUDGET, *words(settings))
+            row = _row(OTHER, f"{name}-{protocol}", label, f"mini-imagenet-{protocol}", overrides, protocol)
             rows.append(replace(row, against=(f"{other}-{protocol}",)))
     for name, (more, settings, others) in LONGS.items():
         for protocol in SHOTS:
-            label, own = METHODS["sigme"][0], ("precision=bf16", *words(settings))
-            row = _row(LONG, f"{name}-{protocol}", f"{label}{more}", f"mini-imagenet-{protocol}", own, protocol)
+            label, overrides = METHODS["sigme"][0], ("precision=bf16", *words(settings))
+            row = _row(LONG, f"{name}-{protocol}", f"{label}{more}", f"mini-imagenet-{protocol}", overrides, protocol)
             rows.append(replace(row, beside=label, against=tuple(f"{other}-{protocol}" for other in others)))
     for name, first, label, second in STAGES:
         stage = _row(FIRST_STAGE, f"{name}-pretrain", first, f"{TABLE}-{name}-pretrain", (), "5w1s")
@@ -124,7 +124,7 @@ def _rows() -> list[Row]:
 
 
 def _ablation(name: str, label: str, settings: str) -> Row:
-    """Judged on validation classes alone: ablations are for choosing."""
+    """Return a row that is evaluated on validation classes only, because ablations select settings."""
     measures = (Measure("val", 5, 1, 15),)
     return Row(TABLE, "ablation", name, label, "mini-imagenet-5w1s", (*SHARED, *SMALL, *words(settings)), measures)
 

@@ -1,4 +1,4 @@
-"""Rows of the paper's two Open MIC tables: a training for each part or exhibition and way, tested on several or one."""
+"""Rows for Open MIC: the paper's two tables, with one training for each part or exhibition and way."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,7 +16,7 @@ TABLES = {  # table: ways, pairs of training and test photos, methods
     "open-mic-1": ((5, 20), PAIRS, ("relation-net", "none", "sigme", "sigme-224")),
     "open-mic-2": ((5, 20, 30), tuple((one, one) for one in EXHIBITIONS), ("relation-net", "none", "sigme")),
 }
-QUERY = 2  # a class, in training and test
+QUERY = 2  # per class, in training and test
 
 
 def _rows(table: str) -> Iterator[Row]:
@@ -24,21 +24,24 @@ def _rows(table: str) -> Iterator[Row]:
     for name in methods:
         label, settings = METHODS[name]
         for way in ways:
-            for part in dict.fromkeys(train for train, _ in pairs):  # one model serves all tests of its part
+            for part in dict.fromkeys(train for train, _ in pairs):  # one model for all tests of a part
                 tests = [test for train, test in pairs if train == part]
                 measures = tuple(
                     Measure("test", way, 1, QUERY, (f"test={test}",), part if part == test else f"{part}→{test}")
                     for test in tests
                 )
-                own = (f"train={part}", f"test={tests[0]}", f"way={way}", *settings)
-                yield Row(table, f"{way}-way", f"{name}-{part}-{way}w", label, table, own, measures)
+                overrides = (f"train={part}", f"test={tests[0]}", f"way={way}", *settings)
+                yield Row(table, f"{way}-way", f"{name}-{part}-{way}w", label, table, overrides, measures)
 
 
 ROWS = {table: tuple(_rows(table)) for table in TABLES}
 
 
 def averages(table: str, entries: Sequence[Entry]) -> list[tuple[str, int, float | None, float | None]]:
-    """Label, way, and the mean over all pairs of the paper's accuracies and of ours, as fractions, where all are there."""
+    """Return label, way, and the mean accuracies of the paper and ours over all pairs, as fractions.
+
+    A mean is None if an accuracy is missing.
+    """
     found = []
     for name in TABLES[table][2]:
         label = METHODS[name][0]

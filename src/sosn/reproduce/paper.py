@@ -1,4 +1,4 @@
-"""Figures that the paper prints, in per cent with their 95% confidence intervals, to stand beside ours."""
+"""The paper's figures, in per cent with their 95% confidence intervals."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ OPEN_MIC_2 = (
 
 @dataclass(frozen=True)
 class Published:
-    """One printed accuracy in per cent, with half of its interval where the paper prints one."""
+    """An accuracy of the paper in per cent, with half the width of its interval if the paper prints one."""
 
     printed: str  # such as 52.10±0.82
 
@@ -69,7 +69,7 @@ class Published:
 
 
 def _published(protocols: str, figures: str) -> dict[str, Published]:
-    """Figures by protocol; "-" is one that the paper leaves out."""
+    """Return figures by protocol; "-" marks one that the paper does not print."""
     pairs = zip(protocols.split(), figures.split(), strict=True)
     return {protocol: Published(figure) for protocol, figure in pairs if figure != "-"}
 
@@ -117,7 +117,7 @@ MINI_IMAGENET = {
 
 
 def _open_mic(rows: Sequence[tuple[str, int, str]], columns: Sequence[str]) -> dict[str, dict[str, Published]]:
-    """Figures and half intervals in turn, by model and by column and way, such as p1→p2 5w1s."""
+    """Return figures by model and by column and way, such as p1→p2 5w1s. Accuracies and half intervals alternate."""
     found: dict[str, dict[str, Published]] = {}
     for model, way, figures in rows:
         numbers = figures.split()
@@ -136,12 +136,12 @@ PUBLISHED = {  # by table, label and protocol
 
 
 def published(table: str, label: str, protocol: str) -> Published | None:
-    """The paper's figure for a row of a table under a protocol such as 5w1s, if it prints one."""
+    """Return the paper's figure for a row of a table and a protocol such as 5w1s, or None if there is none."""
     return PUBLISHED.get(table, {}).get(label, {}).get(protocol)
 
 
 def ahead(table: str, first: str, second: str, protocol: str) -> float:
-    """How many points the paper prints one row ahead of another."""
+    """Return the paper's difference of two rows, in points."""
     figures = [published(table, label, protocol) for label in (first, second)]
     if not all(figures):
         raise KeyError(f"the paper prints no {protocol} figures of {first!r} and {second!r} for {table}")

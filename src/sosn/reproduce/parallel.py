@@ -1,4 +1,4 @@
-"""Trainings in processes of their own, several at a time: one small model does not keep a large GPU busy."""
+"""Run several trainings at a time in separate processes: one small model does not use a large GPU fully."""
 
 import os
 import subprocess
@@ -7,31 +7,31 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-LOOK = 0.2  # seconds between two looks at them
-GRACE = 30.0  # seconds that they have to end when they are told to
+LOOK = 0.2  # seconds between two checks
+GRACE = 30.0  # seconds that processes have to end after SIGTERM
 
 
 @dataclass(frozen=True)
 class Task:
-    """A command that runs by itself."""
+    """A command to run in a separate process."""
 
     name: str
     command: tuple[str, ...]
-    log: Path  # for what it prints, after what is there
-    makes: Path  # a file that is there if it went well
-    after: str = ""  # name of the task that has to go well before it starts
+    log: Path  # its output is appended here
+    makes: Path  # a file that exists if it succeeded
+    after: str = ""  # name of the task that must succeed before it starts
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a task went wrong, and whether it broke or ended as it should and had nothing to show."""
+    """Why a task failed. broke: it crashed; otherwise it ended normally without a result."""
 
     reason: str
     broke: bool = False
 
 
 class _Running:
-    """A task whose process runs."""
+    """A task with a running process."""
 
     def __init__(self, task: Task) -> None:
         self.task, self.began = task, time.monotonic()
@@ -44,23 +44,23 @@ class _Running:
             )
 
     def failure(self) -> Failure | None:
-        """Why it went wrong, now that it is over; None if it went well."""
+        """Return why a finished task failed, or None if it succeeded."""
         code = self.process.returncode
         if code == 0 and self.task.makes.exists():
             return None
         if code < 0:
-            return Failure(f"signal {-code} ended it; see {str(self.task.log)!r}", True)
+            return Failure(f"it was killed by signal {-code}; see {str(self.task.log)!r}", True)
         with self.task.log.open("rb") as log:
             log.seek(self.start)
             lines = [line.strip() for line in log.read().decode("utf-8", "replace").splitlines() if line.strip()]
-        said = lines[-1] if lines else f"it ended with code {code} and said nothing"
-        return Failure(said.removeprefix("error: ").removeprefix(f"– {self.task.name}: "), code != 0)
+        reason = lines[-1] if lines else f"it exited with code {code} and no message"
+        return Failure(reason.removeprefix("error: ").removeprefix(f"– {self.task.name}: "), code != 0)
 
 
-def side_by_side(tasks: Sequence[Task], at_once: int, say: Callable[[str], None]) -> dict[str, Failure]:
-    """Run tasks, so many at a time, in their order as far as they need not wait for others. Returns why some failed, by name.
+def run_parallel(tasks: Sequence[Task], at_once: int, say: Callable[[str], None]) -> dict[str, Failure]:
+    """Run tasks in order, `at_once` at a time; a task waits for the one that it starts after. Returns failures by name.
 
-    If this is interrupted, those that run are told to end, and waited for.
+    On interruption, running tasks are terminated.
     """
     waiting, failed = list(tasks), dict[str, Failure]()
     running: list[_Running] = []
@@ -86,18 +86,18 @@ def side_by_side(tasks: Sequence[Task], at_once: int, say: Callable[[str], None]
 
 
 def starts_from_failed(first: str) -> str:
-    """Why something cannot be run whose beginning failed."""
+    """Return the reason for skipping a task whose start failed."""
     return f"it starts from {first}, which failed"
 
 
 def _can_start(waiting: Sequence[Task], running: Collection[Task], failed: dict[str, Failure]) -> list[Task]:
-    """Those that wait for no other."""
+    """Return the tasks that do not wait for another."""
     unfinished = {task.name for task in (*waiting, *running)} | failed.keys()
     return [task for task in waiting if task.after not in unfinished]
 
 
 def _end(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
-    """Tell processes to end, and end those that do not."""
+    """Terminate processes, and kill those that do not end in time."""
     for process in processes:
         process.terminate()
     for process in processes:

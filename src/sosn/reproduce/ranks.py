@@ -1,4 +1,4 @@
-"""Do larger images give second-order matrices of higher rank? Ranks of a model's matrices at several image sizes."""
+"""Ranks of a model's second-order matrices at several image sizes."""
 
 from typing import Any
 
@@ -15,14 +15,14 @@ TOLERANCE = 1e-6  # an eigenvalue below this share of the largest counts as 0
 
 
 def rank(matrices: Tensor) -> Tensor:
-    """Numerical rank of symmetric matrices (…, K, K): how many eigenvalues are not 0 beside the largest."""
+    """Return the numerical rank of symmetric matrices (…, K, K)."""
     sizes = torch.linalg.eigvalsh(matrices.double()).abs()
     counted: Tensor = (sizes > TOLERANCE * sizes.amax(-1, keepdim=True)).sum(-1)
     return counted
 
 
 def effective_rank(matrices: Tensor) -> Tensor:
-    """exp of the entropy of the eigenvalues' shares (Roy & Vetterli, 2007): K if all are equal, 1 if there is but one."""
+    """Return exp of the entropy of the normalised eigenvalues (Roy & Vetterli, 2007): K if all are equal, 1 for one."""
     sizes = torch.linalg.eigvalsh(matrices.double()).abs()
     total = sizes.sum(-1, keepdim=True)
     shares = sizes / torch.where(total > 0, total, 1.0)
@@ -31,16 +31,17 @@ def effective_rank(matrices: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def ranks(method: Method, bank: Bank, sizes: tuple[int, ...], images: int, seed: int) -> list[dict[str, Any]]:
-    """For each image size: feature vectors N, and mean ranks of the autocorrelations and of what power normalisation makes.
+    """Measure, for each image size, the number of feature vectors N and the mean ranks before and after power normalisation.
 
-    The model is one and the same: its encoder is convolutional, and its similarity net sees K×K matrices at any size.
+    The same model is used at all sizes: its encoder is convolutional, and its similarity net takes K×K matrices at any size.
+    Refuses a method without second-order matrices.
     """
     relation = method.second_order
     if relation is None:
-        raise UsageError(f"ranks are those of second-order matrices, which {method.name!r} does not have")
+        raise UsageError(f"ranks need a method with second-order matrices, such as SoSN, not {method.name!r}")
     method.eval()
     rows = torch.randperm(len(bank), generator=generator("ranks", seed))[:images].to(bank.device)
-    results, own = [], method.preprocessing.size
+    results, usual = [], method.preprocessing.size
     try:
         for size in sizes:
             method.preprocessing.size = size
@@ -51,7 +52,7 @@ def ranks(method: Method, bank: Bank, sizes: tuple[int, ...], images: int, seed:
             numbers = rank(matrices).double()
             results.append(
                 {
-                    "size": size, "trained": size == own, "vectors": maps.shape[-1], "features": maps.shape[-2],
+                    "size": size, "trained": size == usual, "vectors": maps.shape[-1], "features": maps.shape[-2],
                     "rank": numbers.mean().item(), "full_rank": (numbers == maps.shape[-2]).double().mean().item(),
                     "effective_rank": effective_rank(matrices).mean().item(),
                     "normalised_rank": rank(normalised).double().mean().item(),
@@ -59,5 +60,5 @@ def ranks(method: Method, bank: Bank, sizes: tuple[int, ...], images: int, seed:
                 }
             )  # fmt: skip
     finally:
-        method.preprocessing.size = own
+        method.preprocessing.size = usual
     return results

@@ -1,4 +1,4 @@
-"""A row of one of the paper's tables: what is trained for it, and on what the model is then evaluated."""
+"""A row of one of the paper's tables: its training and its evaluations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,26 +8,26 @@ from sosn.recipe.override import override
 from sosn.recipe.recipe import Recipe
 from sosn.reproduce.paper import Published, published
 
-HEADLINE_SEEDS = 3  # trainings that a headline figure is the mean of
-FIRST_STAGE = "first stage"  # the group of classifiers that others start from
-LONG = "the paper's budget"  # the group of rows that are trained as long as the paper's
-PLACE = ("device", "workers", "engine")  # keys that decide where and how a run is computed, not what
+HEADLINE_SEEDS = 3  # trainings of a headline figure
+FIRST_STAGE = "first stage"  # group of the classifiers that other rows start from
+LONG = "the paper's budget"  # group of the rows that are trained as long as the paper's
+PLACE = ("device", "workers", "engine")  # keys that do not change what is computed
 
 
 @dataclass(frozen=True)
 class Measure:
-    """Episodes on which a trained model is evaluated, with running and batch statistics; their number is the recipe's."""
+    """Episodes of an evaluation, with running and batch statistics. The recipe sets their number."""
 
     split: str
     way: int
     shot: int
     query: int
-    data: tuple[str, ...] = ()  # key=value over the recipe's data, where the images are not those of its own split
-    column: str = ""  # of the paper's table, where it has several for a way and shot
+    data: tuple[str, ...] = ()  # key=value words that change the recipe's data
+    column: str = ""  # of the paper's table, if it has several for a way and shot
 
     @property
     def protocol(self) -> str:
-        """Such as 5w1s, after the column if there is one."""
+        """The column, if there is one, and way and shot, such as 5w1s."""
         return f"{self.column} {self.way}w{self.shot}s".lstrip()
 
     @property
@@ -38,22 +38,22 @@ class Measure:
 
 @dataclass(frozen=True)
 class Row:
-    """One training and what is read from it. Rows of one group have one budget of training episodes a protocol."""
+    """One training and its evaluations. Rows of a group have the same number of training episodes for a protocol."""
 
     table: str
     group: str
     id: str
-    label: str  # as the paper prints it, where it has such a row
-    recipe: str  # a shipped one
-    words: tuple[str, ...]  # key=value, over the recipe
+    label: str  # as in the paper, if it has such a row
+    recipe: str  # name of a shipped recipe
+    words: tuple[str, ...]  # key=value words that change the recipe
     measures: tuple[Measure, ...]
-    beside: str = ""  # label of the paper's row that it stands beside, where that is not its own
-    against: tuple[str, ...] = ()  # ids of rows of the table that it differs from as its label says
-    start: str = ""  # id of the row of the table whose run of the same seed gives the first weights
+    beside: str = ""  # label of the paper's row to compare with, if it is not `label`
+    against: tuple[str, ...] = ()  # ids of our rows to compare with
+    start: str = ""  # id of the row whose run of the same seed gives the initial weights
 
     @property
     def headline(self) -> bool:
-        """Whether it is the paper's own model or stands beside it, so that several seeds are wanted; not of long trainings."""
+        """Whether it reproduces the paper's main model, so that several seeds are wanted. Long trainings do not count."""
         return (self.beside or self.label) == "SoSN(⊗)+SigmE" and self.group != LONG
 
     @property
@@ -61,7 +61,7 @@ class Row:
         return f"{self.table}/{self.id}"
 
     def resolve(self, seed: int, words: Sequence[str] = ()) -> Recipe:
-        """The recipe of one seed, with further key=value words."""
+        """Return the recipe for a seed, with further key=value words."""
         resolved = override(load_recipe(self.recipe), [*self.words, *words, f"seed={seed}"])
         return replace(resolved, title=f"{self.table} {self.id}: {self.label}")
 
@@ -70,10 +70,10 @@ class Row:
 
 
 def words(text: str) -> tuple[str, ...]:
-    """key=value words of a text."""
+    """Split a text into key=value words."""
     return tuple(text.split())
 
 
 def changes(overrides: Sequence[str]) -> list[str]:
-    """Words that make a run another one than its row says."""
+    """Return the overrides that change the result of a row."""
     return sorted(word for word in overrides if word.partition("=")[0].rpartition(".")[2] not in PLACE)

@@ -1,4 +1,4 @@
-"""Trainings one after another: how long they will take, and running each unless its files say that it is done."""
+"""Run trainings that are not finished, and estimate how long they will take."""
 
 import gc
 import time
@@ -21,12 +21,12 @@ from sosn.training.setup import open_split
 from sosn.training.trainer import Trainer
 
 PROBED = 2  # steps that are timed for the estimate
-# Options of models that a step takes as long with, whatever they are
-NO_MATTER = frozenset("eta gamma rho softness shift alpha scale polarity permutation_seed".split())
+# Options of models that do not change the time of a step
+FREE_OPTIONS = frozenset("eta gamma rho softness shift alpha scale polarity permutation_seed".split())
 
 
 def prepare_missing(name: str, size: int, source: Path | None, progress: Progress) -> bool:
-    """Whether a dataset is prepared at a size, or could be from the source, if there is one."""
+    """Prepare a dataset at a size from the source, if needed. Returns False if it is not prepared and there is no source."""
     if size in prepared_sizes(name):
         return True
     if source is None:
@@ -37,7 +37,7 @@ def prepare_missing(name: str, size: int, source: Path | None, progress: Progres
 
 
 def train_or_resume(recipe: Recipe, folder: Path, progress: Progress) -> Run:
-    """The finished run of a recipe in a folder: read, gone on with, or trained. Refuses a folder with another recipe's run."""
+    """Train a recipe in a folder, or resume its run, unless it is finished. Refuses a folder with a run of another recipe."""
     run = Run(folder)
     begun = (folder / RECIPE_FILE).exists()
     if begun:
@@ -50,39 +50,40 @@ def train_or_resume(recipe: Recipe, folder: Path, progress: Progress) -> Run:
 
 
 def estimate(jobs: Sequence[tuple[Recipe, float]]) -> str:
-    """How long trainings will take, from a few timed steps of each kind; those that cannot be filled take none.
+    """Estimate how long trainings will take, from a few timed steps of each configuration.
 
-    A job is a recipe and the number of pairs of a query and a class that are scored after its training.
+    A job is a recipe and the number of query–class pairs that are scored after its training. Jobs whose data cannot fill an
+    episode are ignored.
     """
     total = 0.0
-    timed: dict[tuple[object, ...], float] = {}  # seconds a step
+    timed: dict[tuple[object, ...], float] = {}  # seconds per step
     for recipe, pairs in jobs:
         episodes, wanted = recipe.episodes, recipe.validation
         try:
             EpisodeSampler(open_split(recipe, "train"), episodes.way, episodes.shot, episodes.query)
-            if (kind := _kind(recipe)) not in timed:
-                timed[kind] = _step_seconds(recipe)
+            if (configuration := _configuration(recipe)) not in timed:
+                timed[configuration] = _step_seconds(recipe)
         except DataError:
             continue
         rounds = -(-recipe.training.steps // wanted.every)
         pairs += (rounds * wanted.val_episodes + wanted.report_episodes) * recipe.val_way**2 * wanted.val_query
-        share = pairs / (episodes.episodes_per_step * episodes.way**2 * episodes.query)  # of what a step scores
-        total += timed[kind] * (recipe.training.steps + share / 3)  # no gradients: a third
-    return f"about {duration(total)} on this machine" if timed else "none of them can be filled"
+        share = pairs / (episodes.episodes_per_step * episodes.way**2 * episodes.query)  # in units of the pairs of a step
+        total += timed[configuration] * (recipe.training.steps + share / 3)  # without gradients: a third
+    return f"about {duration(total)} on this machine" if timed else "none has enough images"
 
 
-def _kind(recipe: Recipe) -> tuple[object, ...]:
-    """What decides how long a step takes."""
+def _configuration(recipe: Recipe) -> tuple[object, ...]:
+    """Return the settings that determine the time of a step."""
     training, options = recipe.training, recipe.model.options
-    costly = tuple(sorted((name, str(value)) for name, value in options.items() if name not in NO_MATTER))
+    costly = tuple(sorted((name, str(value)) for name, value in options.items() if name not in FREE_OPTIONS))
     ways = (training.precision, training.engine, recipe.augmentation, str(recipe.encoder), str(recipe.preprocessing))
     return (recipe.data.name, recipe.data.options.get("size"), recipe.model.method, recipe.episodes, *ways, costly)
 
 
 def _step_seconds(recipe: Recipe) -> float:
-    recipe = replace(recipe, training=replace(recipe.training, start=""))  # which may not be trained yet
+    recipe = replace(recipe, training=replace(recipe.training, start=""))  # the start may not be trained yet
     trainer = Trainer(recipe, Run(Path()), Silent())
-    for _ in range(FREE_STEPS + 2 if trainer.fabric.device.type == "cuda" else 1):  # until a captured step is recorded
+    for _ in range(FREE_STEPS + 2 if trainer.fabric.device.type == "cuda" else 1):  # until the CUDA graph is captured
         trainer.advance().item()
     began = time.monotonic()
     for _ in range(PROBED):
@@ -95,13 +96,13 @@ def _step_seconds(recipe: Recipe) -> float:
 
 
 def _free() -> None:
-    """Give back the device memory of a training that is over, captured step and all, before the next one."""
+    """Free the device memory of a finished training, including its CUDA graph."""
     gc.collect()
     torch.cuda.empty_cache()
 
 
 def duration(seconds: float) -> str:
-    """A length of time in words."""
+    """Format a number of seconds."""
     for unit, length in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"

@@ -1,4 +1,4 @@
-"""The paper's tables, row by row; what is finished is read from its files."""
+"""Run the rows of the paper's tables. Finished rows are read from their files."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ from sosn.reproduce.ledger import (
     read_entry,
     write_entry,
 )
-from sosn.reproduce.parallel import Failure, Task, side_by_side, starts_from_failed
+from sosn.reproduce.parallel import Failure, Task, run_parallel, starts_from_failed
 from sosn.reproduce.row import Measure, Row, changes
 from sosn.reproduce.running import estimate, prepare_missing, train_or_resume
 from sosn.training import Progress, Silent
@@ -38,8 +38,8 @@ from sosn.util.spelling import nearest
 TABLES: dict[str, tuple[Row, ...]] = {
     omniglot.TABLE: omniglot.ROWS, mini_imagenet.TABLE: mini_imagenet.ROWS, **open_mic.ROWS,
 }  # fmt: skip
-OWN = {"seed", "way", "shot"}  # keys that rows set themselves
-OWN_OF_DATA = {table: {"train", "test"} for table in open_mic.ROWS}
+FIXED = {"seed", "way", "shot"}  # keys that every row sets
+FIXED_BY_TABLE = {table: {"train", "test"} for table in open_mic.ROWS}
 QUICK = (
     "steps=4 every=2 episodes_per_step=1 query=2 val_episodes=4 val_query=2 report_episodes=4 recalibrate=2 precision=fp32"
 ).split()
@@ -70,16 +70,16 @@ class Job:
 
 @dataclass(frozen=True)
 class Options:
-    """How a table is run."""
+    """Options of a reproduction."""
 
     rows: Sequence[str] = ()  # shell patterns; none means all rows
     seeds: Sequence[int] = (0,)
     overrides: Sequence[str] = ()
     quick: bool = False
-    data: Path | None = None  # where images are prepared from that are not prepared yet
-    ledger: Path | None = None  # entries are copied to it
-    jobs: int = 1  # trainings at a time; more than one are processes of their own
-    estimate: bool = True  # say how long all will take, after a few timed steps
+    data: Path | None = None  # folder to prepare missing datasets from
+    ledger: Path | None = None  # folder to copy entries to
+    jobs: int = 1  # trainings at a time; several run in separate processes
+    estimate: bool = True  # time a few steps first, and report how long all will take
 
     @property
     def words(self) -> list[str]:
@@ -88,7 +88,7 @@ class Options:
 
 @dataclass
 class Reproduction:
-    """A table's rows, the entries of their runs, and why others have none."""
+    """The rows of a table, the entries of their runs, and the reasons why some were skipped."""
 
     table: str
     rows: tuple[Row, ...]
@@ -105,7 +105,7 @@ class Reproduction:
 
 
 def row_json(row: Row) -> dict[str, Any]:
-    """A row as it is planned, with the paper's figures as fractions."""
+    """Return a planned row as JSON, with the paper's figures as fractions."""
     paper = {one.protocol: row.paper(one.protocol) for one in row.measures}
     figures = {
         protocol: {"accuracy": round(one.accuracy / 100, 4), "ci95": None if one.ci95 is None else round(one.ci95 / 100, 4)}
@@ -119,7 +119,7 @@ def row_json(row: Row) -> dict[str, Any]:
 
 
 class Named(Protocol):
-    """What has an id."""
+    """Anything with an id."""
 
     @property
     def id(self) -> str: ...
@@ -129,23 +129,24 @@ Chosen = TypeVar("Chosen", bound=Named)
 
 
 def select(rows: Sequence[Chosen], patterns: Sequence[str]) -> tuple[Chosen, ...]:
-    """Rows or claims whose id fits one of the shell patterns, all if there are none. A pattern that fits none is refused."""
+    """Return the rows or claims whose id matches a shell pattern, or all without patterns. Refuses a useless pattern."""
     names = [row.id for row in rows]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise UsageError(f"no id fits {pattern!r}{nearest(pattern, names)}: --list shows them all")
+            raise UsageError(f"no id matches {pattern!r}{nearest(pattern, names)}: --list shows all ids")
     return tuple(row for row in rows if not patterns or any(fnmatchcase(row.id, pattern) for pattern in patterns))
 
 
 def plan(rows: Sequence[Row], out: Path, wanted: Options) -> list[Job]:
-    """The trainings of these rows and of those that they start from, which come first; a folder each: OUT/TABLE/ROW-seedN.
+    """Plan the trainings of rows. The rows that they start from come first. Each has the folder OUT/TABLE/ROW-seedN.
 
-    What a finished training started from is not wanted any more.
+    The starts of finished trainings are not needed and not planned.
     """
-    own = OWN.union(*(OWN_OF_DATA.get(row.table, set()) for row in rows))
+    fixed = FIXED.union(*(FIXED_BY_TABLE.get(row.table, set()) for row in rows))
     for word in wanted.overrides:
-        if word.partition("=")[0].rpartition(".")[2] in own:
-            raise UsageError(f"{word!r} cannot be set: rows have their own {', '.join(sorted(own - {'seed'}))}; seeds: --seeds")
+        if word.partition("=")[0].rpartition(".")[2] in fixed:
+            names = ", ".join(sorted(fixed - {"seed"}))
+            raise UsageError(f"{word!r} cannot be set: every row sets {names}; use --seeds for random seeds")
     ordered: dict[tuple[Row, int], None] = {}
     for wish in rows:
         unfinished = [seed for seed in wanted.seeds if not Run(_folder(out, wish.table, wish.id, seed)).result.exists()]
@@ -163,7 +164,7 @@ def _folder(out: Path, table: str, row: str, seed: int) -> Path:
 
 
 def started_from(row: Row) -> list[Row]:
-    """The rows that must be trained before this one, in order."""
+    """Return the rows that must be trained before this one, in order."""
     if not row.start:
         return []
     first = next(one for one in TABLES[row.table] if one.id == row.start)
@@ -171,25 +172,25 @@ def started_from(row: Row) -> list[Row]:
 
 
 def reproduce_rows(table: str, out: Path, wanted: Options, progress: Progress | None = None) -> Reproduction:
-    """Train and measure rows of a table, in run folders below out, and return their entries.
+    """Train and evaluate rows of a table, in run folders under `out`, and return their entries.
 
-    What is finished there is read, not run again; what was interrupted goes on. Rows whose images are not prepared are skipped
-    and said. The number of trainings and an estimate of the time are said before anything is trained.
+    Finished runs are read, not repeated; interrupted runs continue. Rows without prepared images are skipped. progress receives
+    the skipped rows, the number of trainings and an estimate of the time before training starts.
     """
     if table not in TABLES:
-        raise UsageError(f"there is no table {table!r}{nearest(table, TABLES)}; there are {', '.join(TABLES)}")
+        raise UsageError(f"there is no table {table!r}{nearest(table, TABLES)}: choose one of {', '.join(TABLES)}")
     rows = select(TABLES[table], wanted.rows)
     jobs = plan(rows, out, wanted)
     return Reproduction(table, rows, *run_jobs(jobs, wanted, progress or Silent()))
 
 
 def run_jobs(jobs: Sequence[Job], wanted: Options, progress: Progress) -> tuple[list[Entry], dict[str, str]]:
-    """The entries of jobs, run as far as they are not finished, and why others have none."""
+    """Run the unfinished jobs. Returns the entries of all jobs, and the reasons why some were skipped."""
     if wanted.jobs < 1:
         raise UsageError(f"jobs is {wanted.jobs}; it must be 1 or more")
     if wanted.ledger and (wanted.quick or changes(wanted.overrides)):
         words = " ".join((*changes(wanted.overrides), *(("--quick",) if wanted.quick else ())))
-        raise UsageError(f"--ledger keeps rows as they are planned: leave out --ledger, or leave out {words}")
+        raise UsageError(f"--ledger takes only unchanged rows: remove --ledger, or remove {words}")
     skipped = _prepare(jobs, wanted.data, progress)
     ready = [job for job in jobs if job.name not in skipped]
     if jobs and not ready:
@@ -199,11 +200,11 @@ def run_jobs(jobs: Sequence[Job], wanted: Options, progress: Progress) -> tuple[
     waiting = [job for job in ready if not Run(job.folder).result.exists()]
     if waiting:
         if wanted.estimate:
-            progress.say("timing a few steps of each kind of training")
+            progress.say("timing a few steps of each configuration")
         took = f": {estimate([(job.recipe, _pairs(job)) for job in waiting])}" if wanted.estimate else ""
         took += ", one after another" if took and wanted.jobs > 1 else ""
         progress.say(f"{len(waiting)} of {len(ready)} trainings to run{took}")
-    failed = _side_by_side([job for job in ready if not _whole(job)], wanted, progress) if wanted.jobs > 1 else {}
+    failed = _run_parallel([job for job in ready if not _whole(job)], wanted, progress) if wanted.jobs > 1 else {}
     skipped |= {name: failure.reason for name, failure in failed.items()}
     entries = []
     for job in ready:
@@ -217,26 +218,26 @@ def run_jobs(jobs: Sequence[Job], wanted: Options, progress: Progress) -> tuple[
             TrainingError,
             TooFewError,
             MissingSplitError,
-        ) as error:  # one row that cannot be trained is no reason to leave the others
+        ) as error:  # a row that cannot be trained does not stop the others
             skipped[job.name] = str(error)
             progress.say(f"{job.row.name}: {error}")
             continue
         into_ledger(wanted.ledger, entries[-1], job.entry_file, progress)
     broken = [f"{name}: {failure.reason}" for name, failure in failed.items() if failure.broke]
     if broken:
-        raise SosnError(f"{len(broken)} of {len(jobs)} trainings broke off, such as {broken[0]}; the others are kept")
+        raise SosnError(f"{len(broken)} of {len(jobs)} trainings failed, such as {broken[0]}; the others were saved")
     return entries, skipped
 
 
 def into_ledger(ledger: Path | None, entry: Entry, file: Path, progress: Progress) -> None:
-    """Put the entry of a file into a ledger, if there is one; what stands there of another training stays, and it is said."""
+    """Copy the entry of a file to a ledger, if there is one. An entry of another training is kept, with a message."""
     if ledger and not keep(ledger, entry):
         there = str(ledger_file(ledger, entry))
-        progress.say(f"{there!r} is of another training and stays; move it away to keep {str(file)!r} there")
+        progress.say(f"{there!r} comes from another training and was kept: move it away to copy {str(file)!r} there")
 
 
 def _whole(job: Job) -> bool:
-    """Whether a job is trained, and measured on what there are images of."""
+    """Return whether a job is trained and evaluated on all available images."""
     if not Run(job.folder).result.exists() or not job.entry_file.exists():
         return False
     entry = read_entry(job.entry_file)
@@ -244,12 +245,12 @@ def _whole(job: Job) -> bool:
     return all(measure.images in entry["missing"] or find_figure(entry, measure, one) for measure, one in wanted)
 
 
-def _side_by_side(jobs: Sequence[Job], wanted: Options, progress: Progress) -> dict[str, Failure]:
-    """Run each job as a command of its own, whose output goes to a file beside its folder; returns why some failed."""
+def _run_parallel(jobs: Sequence[Job], wanted: Options, progress: Progress) -> dict[str, Failure]:
+    """Run each job as a separate command, with its output in a log file beside its folder. Returns the failures."""
     if not jobs:
         return {}
     out = str(jobs[0].folder.parent.parent)  # of all
-    progress.say(f"{wanted.jobs} at a time; what each says goes to TABLE/ROW-seedN.log in {out!r}")
+    progress.say(f"running {wanted.jobs} at a time; the output of each is in TABLE/ROW-seedN.log in {out!r}")
     tasks = []
     for job in jobs:
         command = [sys.executable, "-m", "sosn", "reproduce", job.row.table, *wanted.overrides, "--rows", job.row.id]
@@ -257,31 +258,31 @@ def _side_by_side(jobs: Sequence[Job], wanted: Options, progress: Progress) -> d
         command += ["--ledger", str(wanted.ledger)] if wanted.ledger else []
         log = job.folder.with_name(f"{job.folder.name}.log")
         tasks.append(Task(job.name, tuple(command), log, job.entry_file, job.start))
-    return side_by_side(tasks, wanted.jobs, progress.say)
+    return run_parallel(tasks, wanted.jobs, progress.say)
 
 
 def _prepare(jobs: Sequence[Job], source: Path | None, progress: Progress) -> dict[str, str]:
-    """Prepare images that unfinished jobs need, where there is a source; else why rows cannot be run."""
+    """Prepare the images of unfinished jobs, if there is a source. Returns why jobs are skipped."""
     skipped: dict[str, str] = {}
     for job in jobs:
         name, size = job.recipe.data.name, job.recipe.data.options["size"]
         if not job.entry_file.exists() and not prepare_missing(name, size, source, progress):
-            skipped[job.name] = f"{name} at {size}×{size} is not prepared: give --data DIR, the folder that holds it"
+            skipped[job.name] = f"{name} at {size}×{size} is not prepared: give the folder of the dataset with --data DIR"
     return skipped
 
 
 def _pairs(job: Job) -> float:
-    """Pairs of a query and a class that measuring a job scores."""
+    """Return the number of query–class pairs that the evaluation of a job scores."""
     scored = sum(measure.way**2 * measure.query for measure in job.row.measures)
     return len(STATISTICS) * job.recipe.validation.report_episodes * scored
 
 
 def _run(job: Job, changed: Sequence[str], quick: bool, progress: Progress) -> Entry:
-    """Train a job unless that is done, measure what is not measured, and return its entry."""
+    """Train a job if needed, measure missing figures, and return its entry."""
     run = train_or_resume(job.recipe, job.folder, progress)
     if job.entry_file.exists():
         entry = read_entry(job.entry_file)
-        if "validation" not in entry:  # one that an earlier version wrote
+        if "validation" not in entry:  # written by an earlier version
             entry["validation"] = run.validations()
             write_entry(job.entry_file, entry)
     else:
@@ -292,7 +293,7 @@ def _run(job: Job, changed: Sequence[str], quick: bool, progress: Progress) -> E
 
 
 def _measure(job: Job, entry: Entry, progress: Progress) -> Iterator[Entry]:
-    """Measure what an entry lacks; it comes after every figure, so that little is lost when this is interrupted."""
+    """Measure the missing figures of an entry. Yields it after every figure, so that an interruption loses little."""
     wanted, device = job.recipe.validation, resolve_device(job.recipe.training.device)
     method = None
     for measure in job.row.measures:
@@ -317,5 +318,5 @@ def _measure(job: Job, entry: Entry, progress: Progress) -> Iterator[Entry]:
 
 
 def _with_data(recipe: Recipe, measure: Measure) -> Recipe:
-    """The recipe with the images of a measure."""
+    """Return the recipe with the data of a measure."""
     return override(recipe, [f"data.{word}" for word in measure.data]) if measure.data else recipe

@@ -1,4 +1,4 @@
-"""Training: one readable loop, its schedule, its run folder."""
+"""Training: the loop, its schedule, its run folder."""
 
 from sosn.training.loop import TrainingResult, train
 from sosn.training.progress import Progress, Silent

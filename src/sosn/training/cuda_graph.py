@@ -1,4 +1,4 @@
-"""A training step as one CUDA graph: the GPU is handed the whole step at once, not kernel by kernel."""
+"""Replay a training step as one CUDA graph, instead of launching its kernels one by one."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -9,13 +9,14 @@ from torch import Tensor
 
 from sosn.episode import Episode
 
-FREE_STEPS = 3  # taken as they come, so that kernels are compiled, algorithms chosen and the optimiser's state is there
+FREE_STEPS = 3  # not captured: they compile kernels, choose algorithms and create the optimiser's state
 
 
 class CapturedStep:
-    """A function of an episode, recorded after a few calls and played from then on, as long as the shapes stay the same.
+    """Capture a function of an episode after a few calls and replay it from then on. Shapes must stay the same.
 
-    What it reads besides the episode must stay in place: weights, the optimiser's state, a learning rate in a tensor.
+    Everything else that the function reads must keep its memory address: weights, the optimiser's state, and the learning
+    rate, which must be a tensor.
     """
 
     def __init__(self, step: Callable[[Episode], Tensor]) -> None:
@@ -43,7 +44,7 @@ class CapturedStep:
         self.episode = Episode(*(tensor.clone() for tensor in self._tensors(episode)))
         self.graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with _nothing_cleared_away(), torch.cuda.graph(self.graph):
+        with _no_garbage_collection(), torch.cuda.graph(self.graph):
             self.loss = self.step(self.episode)
 
     @staticmethod
@@ -54,8 +55,8 @@ class CapturedStep:
 
 
 @contextmanager
-def _nothing_cleared_away() -> Iterator[None]:
-    """Python's garbage waits: a graph of an earlier training that is cleared away while another is recorded would spoil it."""
+def _no_garbage_collection() -> Iterator[None]:
+    """Pause garbage collection: freeing the graph of an earlier training during a capture would make the capture fail."""
     gc.collect()
     was_on = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""The processes that Fabric starts for other devices, from the first of them."""
+"""Watch the processes that Fabric starts for other devices."""
 
 import subprocess
 import threading
@@ -8,27 +8,27 @@ from contextlib import contextmanager, suppress
 import torch.distributed
 from lightning_fabric import Fabric
 
-LOOK = 1.0  # seconds between two looks at them
-GRACE = 60.0  # seconds that this process has to notice by itself that one has died: gloo tells at once, NCCL may wait for ever
+LOOK = 1.0  # seconds between two checks
+GRACE = 60.0  # seconds that this process has to notice a dead one by itself: gloo fails at once, NCCL may wait forever
 
 
 @contextmanager
 def launched(fabric: Fabric, lost: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Start them, watch over them, and end them if this process fails or is interrupted: they would wait in vain.
+    """Start the processes, watch them, and kill them if this process fails or is interrupted.
 
-    lost is called where one of them has died and this process has not noticed after a while: it may wait for ever.
+    lost is called if one of them died and this process has not noticed within a minute: it may wait forever.
     """
     workers: list[subprocess.Popen[bytes]] = []
     over = threading.Event()
     try:
         fabric.launch()
-        workers += _taken_over(fabric)
+        workers += _take_processes(fabric)
         if workers:
             threading.Thread(target=_watch, args=(workers, over, lost), daemon=True).start()
         yield
-        _settle()
+        _wait_for_gloo()
     except BaseException:
-        for worker in (*workers, *_taken_over(fabric)):
+        for worker in (*workers, *_take_processes(fabric)):
             worker.kill()
             worker.wait()
         raise
@@ -36,18 +36,18 @@ def launched(fabric: Fabric, lost: Callable[[], None] = lambda: None) -> Iterato
         over.set()
 
 
-def _settle() -> None:
-    """Wait until gloo has let go of all that went to other processes.
+def _wait_for_gloo() -> None:
+    """Wait until gloo has released all tensors that went to other processes.
 
-    A thread of its that drops the last tensor while Python already ends would abort this process.
+    If a gloo thread frees the last tensor while Python exits, it aborts this process.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_backend() == "gloo":
-        with suppress(RuntimeError):  # another process has ended, and all that this one had to do is done
+        with suppress(RuntimeError):  # another process has ended, and this one has finished its work
             torch.distributed.barrier()
 
 
-def _taken_over(fabric: Fabric) -> list[subprocess.Popen[bytes]]:
-    """The processes that Fabric watches over, and no longer does: it would kill this one, unheard, when one of them ends."""
+def _take_processes(fabric: Fabric) -> list[subprocess.Popen[bytes]]:
+    """Return Fabric's processes and stop Fabric from watching them: it would kill this process without a message."""
     watched = getattr(fabric.strategy.launcher, "procs", [])
     workers = list(watched)
     watched.clear()
@@ -55,7 +55,7 @@ def _taken_over(fabric: Fabric) -> list[subprocess.Popen[bytes]]:
 
 
 def _watch(workers: Sequence["subprocess.Popen[bytes]"], over: threading.Event, lost: Callable[[], None]) -> None:
-    """Where a process has died and nobody has noticed after a while, end the others and say so."""
+    """If a process dies and the main thread does not notice within GRACE seconds, kill the others and call lost."""
     while not over.wait(LOOK):
         codes = [worker.poll() for worker in workers]
         if any(codes):

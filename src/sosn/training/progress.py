@@ -1,4 +1,4 @@
-"""What a run tells while it goes on."""
+"""Progress reports of a run."""
 
 from typing import Protocol
 
@@ -6,7 +6,7 @@ from sosn.evaluation.protocol import Evaluation
 
 
 class Progress(Protocol):
-    """What a run says while it goes on. lost: another process of the run has died, and this one may wait for it for ever."""
+    """Receives the progress of a run. lost: another process of the run has died, and this one may wait for it forever."""
 
     def say(self, sentence: str) -> None: ...
     def start(self, first_step: int, steps: int, episodes_per_step: int) -> None: ...
@@ -17,7 +17,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Progress that nobody sees."""
+    """Ignores all progress."""
 
     def say(self, sentence: str) -> None: ...
     def start(self, first_step: int, steps: int, episodes_per_step: int) -> None: ...

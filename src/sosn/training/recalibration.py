@@ -1,4 +1,4 @@
-"""The weights that are judged: averaged over steps if asked for, with batch norm's running statistics taken anew."""
+"""The weights that are validated: a moving average over steps, with recomputed statistics of batch norm."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,7 @@ from sosn.method.base import Method, batch_norms
 
 
 def update_average(average: dict[str, Tensor], module: nn.Module, decay: float, step: int) -> None:
-    """Moving average of the parameters, in place: a ← d·a + (1−d)·w, with a smaller d in the first steps."""
+    """Update a moving average of the parameters in place: a ← d·a + (1−d)·w, with a smaller d in the first steps."""
     warm = min(decay, (1 + step) / (10 + step))
     weights = dict(module.named_parameters())
     with torch.no_grad():
@@ -22,7 +22,7 @@ def update_average(average: dict[str, Tensor], module: nn.Module, decay: float, 
 def recalibrate(method: Method, episodes: Iterable[Episode]) -> None:
     """Set batch norm's running statistics to their average over these episodes, and leave the method in evaluation mode.
 
-    In the middle of training the usual moving statistics lag behind weights that change fast.
+    During training, the moving statistics lag behind weights that change fast.
     """
     layers = batch_norms(method)
     momentum = [layer.momentum for layer in layers]
@@ -31,7 +31,7 @@ def recalibrate(method: Method, episodes: Iterable[Episode]) -> None:
         layer.momentum = None  # a plain average over all batches
     method.train()
     for module in method.modules():
-        if isinstance(module, DropBlock):  # statistics are for evaluation, where nothing is left out
+        if isinstance(module, DropBlock):  # the statistics are for evaluation, which drops nothing
             module.eval()
     for episode in episodes:
         method.logits(episode)

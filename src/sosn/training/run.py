@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 CHECKPOINT_FILE = "checkpoint.safetensors"
 METRICS_FILE = "metrics.jsonl"
 RESULT_FILE = "result.json"
-_LOCKED: set[Path] = set()  # folders that this process trains in: the lock of a file keeps out others only
+_LOCKED: set[Path] = set()  # folders that this process trains in: a file lock only keeps out other processes
 
 
 class Run:
     """One run folder, new or resumed."""
 
     def __init__(self, folder: Path, writes: bool = True) -> None:
-        self.folder, self.writes = folder, writes  # of several processes that train together, one writes
+        self.folder, self.writes = folder, writes  # in distributed training, only one process writes
         self.weights = folder / WEIGHTS_FILE
         self.checkpoint = folder / CHECKPOINT_FILE
         self.metrics = folder / METRICS_FILE
@@ -41,48 +41,52 @@ class Run:
 
     @property
     def exists(self) -> bool:
-        """Whether the folder holds a run."""
+        """Whether the folder contains a run."""
         return (self.folder / RECIPE_FILE).exists()
 
     def check_new(self) -> None:
-        """Refuse a folder that holds a run already."""
+        """Refuse a folder that already contains a run."""
         if self.exists:
-            raise UsageError(f"{str(self.folder)!r} already holds a run: add --resume to continue it, or choose another --out")
+            raise UsageError(
+                f"{str(self.folder)!r} already contains a run: add --resume to continue it, or choose another --out"
+            )
 
     def check_same(self, recipe: Recipe) -> None:
-        """Refuse to go on with a run under another recipe than the one it was started with."""
+        """Refuse to resume a run with a different recipe."""
         if not self.exists:
-            raise UsageError(f"there is no run to resume in {str(self.folder)!r}: leave out --resume, or give its --out")
+            raise UsageError(
+                f"there is no run to resume in {str(self.folder)!r}: remove --resume, or give the run's folder as --out"
+            )
         before, now = (_flat(without_place(one).to_table()) for one in (load_recipe(str(self.folder)), recipe))
         for key in sorted(before.keys() | now.keys()):
             old, new = before.get(key), now.get(key)
             if old != new:
                 raise UsageError(
-                    f"the run in {str(self.folder)!r} has {key}={old!r}, not {new!r}: resume it with its own recipe, or "
-                    "start another with another --out"
+                    f"the run in {str(self.folder)!r} has {key}={old!r}, not {new!r}: resume it with the same recipe, or "
+                    "start a new run with another --out"
                 )
 
     def check_contents(self, data: dict[str, Any]) -> None:
-        """Refuse to go on with a run whose images have changed."""
+        """Refuse to resume a run whose images have changed."""
         before = self.about().get("data", {})
         for split, old in before.items():
             if old != data.get(split):
                 raise DataError(
-                    f"the {split} images are not those that the run in {str(self.folder)!r} was started with: put them back, "
-                    "or start another run with another --out"
+                    f"the {split} images have changed since the run in {str(self.folder)!r} started: restore them, or start "
+                    "a new run with another --out"
                 )
 
     def check_start(self, start: dict[str, Any]) -> None:
-        """Refuse to begin a run again, which has no checkpoint yet, from other weights than it was started with."""
+        """Refuse to restart a run without a checkpoint from other weights than it started from."""
         before = self.about().get("start", {})
         if start and before and before["weights"] != start["weights"]:
             raise CheckpointError(
-                f"the weights that the run in {str(self.folder)!r} starts from have changed since: put them back, or start "
-                "another run with another --out"
+                f"the weights that the run in {str(self.folder)!r} starts from have changed: restore them, or start a new run "
+                "with another --out"
             )
 
     def about(self) -> dict[str, Any]:
-        """What was written down when the run started."""
+        """Return what run.json recorded when the run started."""
         path = self.folder / RUN_FILE
         return read_json(path) if path.is_file() else {}
 
@@ -91,12 +95,12 @@ class Run:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SosnError(
-                f"cannot make the run folder {str(self.folder)!r} ({error.strerror}): choose another --out"
+                f"cannot create the run folder {str(self.folder)!r} ({error.strerror}): choose another --out"
             ) from error
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Make the folder, and refuse a second process in it, as far as the system can tell."""
+        """Create and lock the folder. Refuses a folder that another process trains in, on systems with file locks."""
         if not self.writes:
             yield
             return
@@ -108,11 +112,11 @@ class Run:
             return
         place = self.folder.resolve()
         busy = UsageError(f"another process is training in {str(self.folder)!r}: wait for it, or stop it")
-        if place in _LOCKED:  # before the file is opened: closing it would let go of the lock
+        if place in _LOCKED:  # checked before opening the file: closing it would release the lock
             raise busy
         with (self.folder / "lock").open("w") as file:
             try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock's, not shared with forked workers
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock, not shared with forked workers
             except (BlockingIOError, PermissionError):
                 raise busy from None
             _LOCKED.add(place)
@@ -122,27 +126,27 @@ class Run:
                 _LOCKED.discard(place)
 
     def create(self, recipe: Recipe, data: dict[str, Any], start: dict[str, Any] | None = None) -> None:
-        """Make the folder, unless it is there, and say in it what runs, on which images, from which weights."""
+        """Create the folder if needed, and write the recipe and run.json: seed, versions, machine, images, start."""
         self._make_folder()
         about = {"seed": recipe.seed, **circumstances(), "data": data} | ({"start": start} if start else {})
         write_atomically(self.folder / RUN_FILE, (json.dumps(about, indent=2) + "\n").encode())
         write_atomically(self.folder / RECIPE_FILE, recipe.to_toml().encode())
 
     def history(self) -> list[dict[str, float]]:
-        """All metrics of a finished run, in the order in which they came."""
+        """Return all metrics of a run in the order in which they were recorded."""
         try:
             return [dict(json.loads(line)) for line in self.metrics.read_text("utf-8").splitlines()]
         except ValueError as error:
-            raise CheckpointError(f"{str(self.metrics)!r} is damaged ({error}): put it back") from error
+            raise CheckpointError(f"{str(self.metrics)!r} is damaged ({error}): restore it") from error
 
     def validations(self) -> dict[str, list[float]]:
-        """Accuracy on validation episodes over training, with the steps after which it was measured."""
-        judged = [line for line in self.history() if "val_accuracy" in line]
-        return {"steps": [line["step"] for line in judged], "accuracy": [line["val_accuracy"] for line in judged]}
+        """Return the validation accuracies of a run and the steps after which they were measured."""
+        lines = [line for line in self.history() if "val_accuracy" in line]
+        return {"steps": [line["step"] for line in lines], "accuracy": [line["val_accuracy"] for line in lines]}
 
     @contextmanager
     def recording(self, step: int) -> Iterator[None]:
-        """Metrics from this step on; those of later steps, which a resumed run takes again, are dropped."""
+        """Record metrics from this step on. Metrics of later steps, which a resumed run repeats, are dropped."""
         if not self.writes:
             yield
             return
@@ -157,7 +161,7 @@ class Run:
         self._board = None
 
     def record(self, step: int, **values: float) -> None:
-        """Append one line of metrics, and show them in TensorBoard."""
+        """Append one line of metrics and write them for TensorBoard."""
         if self._board is None:
             return
         try:
@@ -172,7 +176,7 @@ class Run:
 
 
 def circumstances() -> dict[str, Any]:
-    """What computes here: versions, the code itself, and the machine."""
+    """Return the versions, a digest of the code, and the machine."""
     ours = {"sosn": sosn.__version__, "code": digest(Path(sosn.__file__).parent, "*.py")}
     return {
         "versions": ours | {"torch": torch.__version__, "python": platform.python_version()},
@@ -181,12 +185,12 @@ def circumstances() -> dict[str, Any]:
 
 
 def contents(bank: Bank) -> dict[str, Any]:
-    """What tells one set of images from another, and which classes it has."""
+    """Return the fingerprint, the number of images and the classes of a bank."""
     return {"fingerprint": bank.fingerprint, "images": len(bank), "classes": list(bank.names)}
 
 
 def _step(line: str) -> float:
-    """The step of a line of metrics; a line cut short belongs to no step that counts."""
+    """Return the step of a line of metrics; infinity for a line that was cut short."""
     try:
         return float(json.loads(line)["step"]) if line.endswith("\n") else math.inf
     except (ValueError, KeyError, TypeError):
@@ -194,7 +198,7 @@ def _step(line: str) -> float:
 
 
 def _flat(table: dict[str, Any]) -> dict[str, Any]:
-    """A recipe's table with keys such as training.steps."""
+    """Flatten a recipe's table to keys such as training.steps."""
     flat: dict[str, Any] = {}
     for section, values in table.items():
         flat |= {f"{section}.{key}": value for key, value in values.items()} if isinstance(values, dict) else {section: values}

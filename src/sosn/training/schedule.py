@@ -1,4 +1,4 @@
-"""The learning rate as a function of the step."""
+"""Learning rate schedules."""
 
 import math
 
@@ -6,7 +6,7 @@ from sosn.recipe.sections import TrainingSection
 
 
 def learning_rate(step: int, training: TrainingSection) -> float:
-    """Rate of a step (counted from 0): constant, cut by a factor every so often, or a cosine to 0; with a linear warm-up."""
+    """Return the rate of a step, counted from 0: constant, step decay or cosine decay to 0, after a linear warm-up."""
     rate = training.learning_rate
     if training.schedule == "step":
         rate *= training.decay_factor ** (step // training.decay_every)

@@ -1,4 +1,4 @@
-"""Where training episodes come from: drawn when they are needed, or read ahead by worker processes."""
+"""The source of training episodes: drawn when needed, or read ahead by worker processes."""
 
 import multiprocessing
 from collections.abc import Iterator
@@ -20,27 +20,27 @@ Rows = tuple[Tensor, Tensor]  # of the bank: support (E, L, Z), query (E, Q)
 
 
 class EpisodeSource:
-    """Episodes by purpose and number, on a device; the same ones whatever the number of workers.
+    """Draws episodes by purpose and number, on a device. They do not depend on the number of workers.
 
-    Rows are always drawn in this process, from the generator of the purpose and number. With workers, other processes read
-    the pixels of the steps that come next, so that a bank which is mapped from disk and larger than memory keeps up.
-    Where several processes train together, each draws the same episodes of a step and takes its share of them.
+    The main process draws the rows of the bank, from the generator of the purpose and number. Workers read the pixels of the
+    next steps, so that a memory-mapped bank larger than memory does not slow training down. In distributed training, every
+    process draws all episodes of a step and takes its share.
     """
 
     def __init__(self, sampler: EpisodeSampler, recipe: Recipe, device: torch.device, rank: int = 0, world: int = 1) -> None:
-        self.sampler, self.recipe, self.device, self.own = sampler, recipe, device, slice(rank, None, world)
+        self.sampler, self.recipe, self.device, self.share = sampler, recipe, device, slice(rank, None, world)
         if recipe.episodes.episodes_per_step % world:
             raise UsageError(
-                f"episodes_per_step is {recipe.episodes.episodes_per_step}; {world} processes share a step, so it must be a "
-                f"multiple of {world}"
+                f"episodes_per_step is {recipe.episodes.episodes_per_step}; {world} processes share each step, so it must be "
+                f"a multiple of {world}"
             )
         self._ahead: Iterator[Pixels] | None = None
-        self._next = -1  # number of the step that comes from there next
+        self._next = -1  # the step that comes next from _ahead
         if recipe.data.workers and "fork" not in multiprocessing.get_all_start_methods():
-            raise UsageError("workers need a system that can fork processes: set workers=0")
+            raise UsageError("workers need a system that can fork processes, such as Linux: set workers=0")
 
     def draw(self, purpose: str, number: int) -> Episode:
-        """The episodes of one step."""
+        """Return the episodes of one step."""
         if purpose != "train" or not self.recipe.data.workers:
             return self.sampler.episode(*self._rows(purpose, number)).to(self.device)
         if self._ahead is None or number != self._next:
@@ -49,13 +49,13 @@ class EpisodeSource:
         return Episode(*next(self._ahead)).to(self.device)
 
     def close(self) -> None:
-        """Send the workers home."""
+        """Stop the workers."""
         self._ahead = None
 
     def _rows(self, purpose: str, number: int) -> Rows:
         draw = generator(purpose, self.recipe.seed, number, device=self.device)
         support, query = self.sampler.indices(self.recipe.episodes.episodes_per_step, draw)
-        return (support[self.own], query[self.own]) if purpose == "train" else (support, query)
+        return (support[self.share], query[self.share]) if purpose == "train" else (support, query)
 
     def _read_ahead(self, first: int) -> Iterator[Pixels]:
         numbers = range(first, self.recipe.training.steps)
@@ -66,7 +66,7 @@ class EpisodeSource:
             num_workers=self.recipe.data.workers,
             prefetch_factor=AHEAD,
             multiprocessing_context="fork",  # the bank is shared, not copied
-            generator=generator("workers", self.recipe.seed),  # leaves PyTorch's own generator alone
+            generator=generator("workers", self.recipe.seed),  # does not touch PyTorch's global generator
         )
         return iter(loader)
 
@@ -87,7 +87,7 @@ class _Map:
 
 
 class _Pixels(Dataset[Pixels]):
-    """Episodes by the rows they take."""
+    """Pixels of episodes, by their rows in the bank."""
 
     def __init__(self, sampler: EpisodeSampler) -> None:
         self.sampler = sampler

@@ -1,4 +1,4 @@
-"""The state of a run, and what is done to it step by step."""
+"""The state of a run: training steps, validation, checkpoints."""
 
 import copy
 import math
@@ -32,11 +32,11 @@ from sosn.training.source import EpisodeSource
 from sosn.training.warm_start import take_weights
 from sosn.util.seeding import generator
 
-Opener = Callable[[Recipe, str, Callable[[str], None]], Bank]  # gives a split of a recipe's data, or raises MissingSplitError
+Opener = Callable[[Recipe, str, Callable[[str], None]], Bank]  # opens a split of a recipe's data, or raises MissingSplitError
 
 
 class Trainer:
-    """The state of a run and what is done to it, step by step."""
+    """Holds the state of a run: takes steps, validates, saves and loads checkpoints."""
 
     def __init__(
         self, recipe: Recipe, run: Run, progress: Progress, fabric: Fabric | None = None, opened: Opener = open_split
@@ -51,7 +51,7 @@ class Trainer:
         try:
             self.sampler = EpisodeSampler(train_bank.to(home), episodes.way, episodes.shot, episodes.query)
         except DataError as error:
-            raise type(error)(f"for training: {error}{_shared_out(recipe)}") from error
+            raise type(error)(f"for training: {error}{_split_hint(recipe)}") from error
         self.source = EpisodeSource(self.sampler, recipe, device, self.fabric.global_rank, self.fabric.world_size)
         try:
             val_bank = opened(recipe, "val", progress.say)
@@ -59,8 +59,8 @@ class Trainer:
             self.val_bank: Bank | None = val_bank.to(home)
         except MissingSplitError as error:
             self.val_bank = None
-            progress.say(f"{error}: the weights of the last step will be kept")
-        if self.val_bank is not None:  # refuse sizes that validation cannot use before anything is trained
+            progress.say(f"{error}: the weights of the last step will be saved")
+        if self.val_bank is not None:  # refuse impossible validation episodes before training starts
             wanted = recipe.validation
             way = "val_way" if wanted.val_way else "way or val_way"
             shot = "val_shot" if wanted.val_shot else "shot or val_shot"
@@ -68,11 +68,11 @@ class Trainer:
             try:
                 EpisodeSampler(self.val_bank, *sizes, called=(way, shot, "val_query"))
             except DataError as error:
-                raise type(error)(f"for validation: {error}{_shared_out(recipe)}") from error
+                raise type(error)(f"for validation: {error}{_split_hint(recipe)}") from error
         self.method = build(recipe, train_bank).to(device)
         if not self.method.parameter_count():
             raise UsageError(f"method {recipe.model.method!r} has nothing to train")
-        self.judged = copy.deepcopy(self.method)  # takes the weights that are validated and kept
+        self.validated = copy.deepcopy(self.method)  # holds the weights that are validated and saved
         self.average = {name: weight.detach().clone() for name, weight in self.method.named_parameters()}
         training = recipe.training
         self.optimiser = make_optimiser(self.method, recipe, device)
@@ -82,22 +82,22 @@ class Trainer:
         captured = alone and device.type == "cuda" and self.method.capturable and training.engine == "auto"
         self.learn: Callable[[Episode], Tensor] = CapturedStep(self.take) if captured else self.take
         self.step = 0  # steps taken
-        self.began, self.earlier = time.monotonic(), 0.0  # this process's start, and seconds that others spent on the run
+        self.began, self.earlier = time.monotonic(), 0.0  # start of this process, and seconds that earlier processes spent
         self.best = -1.0
 
     def begin(self) -> dict[str, Any]:
-        """Take the weights that the recipe starts from, if it names any, say which, and return what is written of it.
+        """Load the weights that the recipe starts from, if it names any, and return what run.json records of them.
 
-        Refuses weights that were trained on classes which validation would take for new ones.
+        Refuses weights that were trained on validation classes.
         """
         if not self.recipe.training.start:
             return {}
         start = take_weights(self.method, self.recipe.training.start)
-        known = overlap(start.seen, self.recipe.data, self.val_bank.names) if self.val_bank else set()
+        known = overlap(start.training_classes, self.recipe.data, self.val_bank.names) if self.val_bank else set()
         if known:
             raise DataError(
-                f"{len(known)} classes of val, such as {min(known)!r}, are classes that start {start.model!r} was trained on: "
-                "split the images as they were split there, or start from another model"
+                f"{len(known)} validation classes, such as {min(known)!r}, are training classes of start {start.model!r}: "
+                "use the same split as that model, or start from another model"
             )
         for name, weight in self.method.named_parameters():
             self.average[name].copy_(weight.detach())
@@ -105,11 +105,11 @@ class Trainer:
         return start.to_json()
 
     def episode(self, purpose: str, number: int) -> Episode:
-        """Training episodes of one step, augmented as the recipe says; they depend on the seed, purpose and number alone."""
+        """Return the augmented episodes of one step. They depend only on the seed, the purpose and the number."""
         recipe, device = self.recipe, self.fabric.device
         drawn = self.source.draw(purpose, number)
-        share = (self.fabric.global_rank,) if purpose == "train" and self.fabric.global_rank else ()
-        return augment(drawn, recipe.augmentation, generator("augment", purpose, recipe.seed, number, *share, device=device))
+        rank = (self.fabric.global_rank,) if purpose == "train" and self.fabric.global_rank else ()
+        return augment(drawn, recipe.augmentation, generator("augment", purpose, recipe.seed, number, *rank, device=device))
 
     def advance(self) -> Tensor:
         """Take one step and return its loss."""
@@ -128,7 +128,7 @@ class Trainer:
 
     @contextmanager
     def noise(self) -> Iterator[None]:
-        """Random numbers that the method draws inside, of DropBlock, depend on the seed and the step alone."""
+        """Seed DropBlock's random numbers, so that they depend only on the seed, the step and the rank."""
         if not any(isinstance(layer, DropBlock) for layer in self.method.modules()):
             yield
             return
@@ -138,10 +138,10 @@ class Trainer:
             yield
 
     def take(self, episode: Episode) -> Tensor:
-        """Improve the weights on these episodes and return the loss before."""
+        """Update the weights on these episodes and return the loss before the update."""
         training = self.recipe.training
         self.optimizer.zero_grad()
-        with self.fabric.autocast():  # Fabric applies it by itself to forward alone
+        with self.fabric.autocast():  # Fabric itself applies it only to forward
             loss: Tensor = self.module.loss(episode, training.loss)
         self.fabric.backward(loss)
         if training.clip:
@@ -149,31 +149,31 @@ class Trainer:
         self.optimizer.step()
         return loss.detach()
 
-    def judge(self) -> Evaluation | None:
-        """Validate the current weights, and keep them if they are the best so far or there is nothing to judge them by."""
+    def validate(self) -> Evaluation | None:
+        """Validate the current weights, and save them if they are the best so far or there are no validation classes."""
         with engine(self.recipe.training.engine):
-            return self._judge()
+            return self._validate()
 
-    def _judge(self) -> Evaluation | None:
+    def _validate(self) -> Evaluation | None:
         recipe = self.recipe
         self.check_weights()
         with torch.no_grad():
-            self.judged.load_state_dict(self.method.state_dict())
+            self.validated.load_state_dict(self.method.state_dict())
             if recipe.training.average:
-                for name, weight in self.judged.named_parameters():
+                for name, weight in self.validated.named_parameters():
                     weight.copy_(self.average[name])
         if recipe.training.recalibrate:
             with self.fabric.autocast():
-                recalibrate(self.judged, (self.episode("recalibrate", n) for n in range(recipe.training.recalibrate)))
-        else:  # each process has statistics of its own: all take the first one's
-            for buffer in self.judged.buffers():
+                recalibrate(self.validated, (self.episode("recalibrate", n) for n in range(recipe.training.recalibrate)))
+        else:  # statistics differ between processes: all take those of the first
+            for buffer in self.validated.buffers():
                 buffer.copy_(self.fabric.broadcast(buffer))
         if self.val_bank is None:
             self.keep({})
             return None
         wanted = recipe.validation
         result = evaluate(
-            self.judged,
+            self.validated,
             self.val_bank,
             recipe.val_way,
             recipe.val_shot,
@@ -191,17 +191,17 @@ class Trainer:
         return result
 
     def keep(self, selection: dict[str, Any]) -> None:
-        """Write the judged weights as the run's model."""
+        """Save the validated weights as the run's model."""
         if not self.fabric.is_global_zero:
             return
         about = {"recipe": self.recipe.to_table(), "step": self.step, "selection": selection}
         if recorded := self.run.about().get("start"):
-            about["seen"] = recorded["seen"]  # goes wherever the weights go
-        self.judged.trained = True
-        save_method(self.run.weights, self.judged, about)
+            about["seen"] = recorded["seen"]  # recorded in every file of these weights
+        self.validated.trained = True
+        save_method(self.run.weights, self.validated, about)
 
     def save(self) -> None:
-        """Write all that is needed to go on from here. Refuses weights that are not finite, so the last good ones stay."""
+        """Save a checkpoint. Refuses weights that are not finite, so that the last good checkpoint is kept."""
         self.check_weights()
         if not self.fabric.is_global_zero:
             return
@@ -212,7 +212,7 @@ class Trainer:
         save_tensors(self.run.checkpoint, tensors, {"step": self.step, "best": self.best, "seconds": self.seconds})
 
     def load(self) -> None:
-        """Take up the state that was saved."""
+        """Load the checkpoint."""
         tensors, about = load_tensors(self.run.checkpoint)
         parts: dict[str, dict[str, Tensor]] = {"method": {}, "average": {}, "optimiser": {}}
         for name, value in tensors.items():
@@ -226,7 +226,7 @@ class Trainer:
         for name, value in parts["optimiser"].items():
             number, _, key = name.partition(".")
             weight = weights[int(number)]
-            if value.shape == weight.shape:  # a fused optimiser wants it in the order of the weight: channels last
+            if value.shape == weight.shape:  # a fused optimiser needs the memory format of the weight: channels last
                 value = torch.empty_like(weight, dtype=value.dtype).copy_(value)
             state.setdefault(int(number), {})[key] = value
         self.optimiser.load_state_dict({"state": state, "param_groups": self.optimiser.state_dict()["param_groups"]})
@@ -234,7 +234,7 @@ class Trainer:
 
     @property
     def seconds(self) -> float:
-        """Time spent on the run, before and after any break."""
+        """Seconds spent on the run, including those before it was resumed."""
         return self.earlier + time.monotonic() - self.began
 
     def check_weights(self) -> None:
@@ -252,8 +252,8 @@ class Trainer:
         return f"{what} is not finite at step {self.step}{saved}: lower learning_rate, or set clip=0.5"
 
 
-def _shared_out(recipe: Recipe) -> str:
-    """Where a split of own images came from, for messages about one that is too small."""
+def _split_hint(recipe: Recipe) -> str:
+    """Return how a folder of images was split, for messages about a split that is too small."""
     if not recipe.data.name.startswith("folder:"):
         return ""
     return " (without train/, val/ and test/ folders, val_share and test_share of the classes are set aside for those)"

@@ -1,4 +1,4 @@
-"""A warm start: training begins with the weights of another model, where they fit."""
+"""Warm start: begin training from the weights of another model, where they fit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,59 +13,60 @@ from sosn.errors import CheckpointError, UsageError
 from sosn.method import Method
 from sosn.util.files import file_digest
 
-FITTED = "preprocessing."  # what is fitted to the images stays that of the new images
-NAMED = 4  # parts that a sentence names
+FITTED = "preprocessing."  # fitted to the new images, so not taken
+NAMED = 4  # layers that a message names
 
 
 @dataclass(frozen=True)
 class Start:
-    """What was taken from where."""
+    """Which tensors were taken from which model."""
 
     model: str
     weights: str  # digest of the file
     taken: tuple[str, ...]  # names of parameters and buffers
-    own: tuple[str, ...]  # those of the new model that begin as they would without
-    unused: tuple[str, ...]  # those of the other model that have no place here
-    seen: tuple[TrainingClasses, ...]  # classes that the weights were trained on
+    initialised: tuple[str, ...]  # tensors of the new model that were not taken
+    unused: tuple[str, ...]  # tensors of the other model that do not fit
+    training_classes: tuple[TrainingClasses, ...]  # of the weights
 
     def __str__(self) -> str:
-        sentence = f"{len(self.taken)} of {len(self.taken) + len(self.own)} tensors taken from {self.model!r}"
-        if self.own:
-            sentence += f"; newly initialised: {_parts(self.own)}"
+        sentence = f"{len(self.taken)} of {len(self.taken) + len(self.initialised)} tensors taken from {self.model!r}"
+        if self.initialised:
+            sentence += f"; newly initialised: {_parts(self.initialised)}"
         if self.unused:
             sentence += f"; not used: {_parts(self.unused)}"
         return sentence
 
     def to_json(self) -> dict[str, Any]:
-        table = {name: getattr(self, name) for name in ("model", "weights", "taken", "own", "unused")}
-        return table | {"seen": [one.to_json() for one in self.seen]}
+        table = {name: getattr(self, name) for name in ("model", "weights", "taken")}
+        table |= {"own": self.initialised, "unused": self.unused}
+        return table | {"seen": [one.to_json() for one in self.training_classes]}
 
 
 def take_weights(method: Method, model: str) -> Start:
-    """Give a method every parameter and buffer of a model that has the same name and shape. Refuses one that has none."""
+    """Copy every parameter and buffer with the same name and shape from a model. Refuses a model of which none fits."""
     path = model_path(model)
     tensors, about = load_tensors(path)
     if "method" not in about:
-        raise CheckpointError(f"start {str(path)!r} holds no method: it is a checkpoint for resuming a run; give its folder")
-    own = {name: tensor for name, tensor in method.state_dict().items() if not name.startswith(FITTED)}
+        raise CheckpointError(f"start {str(path)!r} is a checkpoint for resuming a run, not a model: give its folder")
+    state = {name: tensor for name, tensor in method.state_dict().items() if not name.startswith(FITTED)}
     given = {name: tensor for name, tensor in tensors.items() if not name.startswith(FITTED)}
-    taken = tuple(name for name, tensor in own.items() if name in given and given[name].shape == tensor.shape)
+    taken = tuple(name for name, tensor in state.items() if name in given and given[name].shape == tensor.shape)
     if not {name for name, _ in method.named_parameters()} & set(taken):
         raise UsageError(
-            f"start {model!r} is a {about['method']!r} of which no weight fits this {method.name!r} by name and shape: give "
-            "another, or the same encoder, encoder_width and channels"
+            f"no weight of start {model!r}, a {about['method']!r} model, fits this {method.name!r} model by name and shape: "
+            "choose another start, or use its encoder, encoder_width and channels"
         )
     with torch.no_grad():
         for name in taken:
-            own[name].copy_(given[name])
+            state[name].copy_(given[name])
     return Start(
-        model, file_digest(path), taken, tuple(name for name in own if name not in taken),
+        model, file_digest(path), taken, tuple(name for name in state if name not in taken),
         tuple(sorted(given.keys() - set(taken))), tuple(training_classes(model)),
     )  # fmt: skip
 
 
 def _parts(names: Sequence[str]) -> str:
-    """Names of tensors by the layer they belong to, the first few of them."""
+    """List the layers of these tensors, at most NAMED of them."""
     layers = list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
     more = f" and {len(layers) - NAMED} more" if len(layers) > NAMED else ""
     return ", ".join(layers[:NAMED]) + more
