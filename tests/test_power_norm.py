@@ -414,7 +414,7 @@ def test_a_registered_norm_of_positive_evidence_refuses_features_of_both_signs(r
 
 def test_names_of_sosn_s_own_norms_are_not_given_away() -> None:
     for name in NAMES:
-        with pytest.raises(UsageError, match=f"power norm '{name}' is one of sosn's own: choose another name"):
+        with pytest.raises(UsageError, match=f"power norm '{name}' is built in: choose another name"):
             register_power_norm(name, root_of_count)
     assert not _REGISTERED
 

@@ -228,7 +228,7 @@ def test_a_method_that_needs_equal_shots_says_so(drawings: list[np.ndarray]) -> 
         ([np.zeros((8, 8), np.uint8)], [None], "words or whole numbers"),
         (np.zeros((8, 8, 3), np.uint8), [1] * 8, "put a single image in a list"),
         (torch.zeros(3, 8, 8), [1, 2, 3], "put a single image in a list"),
-        (np.zeros((5, 64)), [1] * 5, "not a stack of images"),
+        (np.zeros((5, 64)), [1] * 5, "not a batch of images"),
         ([np.zeros(64)], [1], r"has shape \(64,\)"),
         ([np.full((8, 8), 255.0)], [1], "divide by 255"),
         ([np.full((8, 8), np.nan)], [1], "lie between 0 and 1"),

@@ -163,7 +163,7 @@ def test_images_of_another_type_or_shape_are_refused_and_described(images: Tenso
 )
 def test_a_number_of_labels_or_groups_other_than_that_of_images_is_refused(wrong: dict[str, Any]) -> None:
     given = {"labels": torch.tensor([0, 1, 1]), "groups": None} | wrong
-    with pytest.raises(DataError, match="one label, and one group and drawer if any, for each image"):
+    with pytest.raises(DataError, match="one label for each image, and one group and one drawer"):
         Bank(numbered_images(3), given["labels"], ("a", "b"), given["groups"])
 
 

@@ -238,7 +238,7 @@ def test_too_few_classes_are_refused_with_both_numbers_and_the_way_out() -> None
 
 
 def test_a_class_whose_groups_cannot_be_parted_is_named_with_its_groups() -> None:
-    said = "class 'class1' has 9 images in 2 groups that stay together, too few for 2-shot with 6 queries"
+    said = "class 'class1' has 9 images in 2 groups, which are not split: too few for 2-shot with 6 queries"
     with pytest.raises(DataError, match=said):
         EpisodeSampler(grouped_bank([[0, 1, 2, 3, 4, 5, 6, 7], [0, 0, 0, 0, 0, 1, 1, 1, 1]]), way=2, shot=2, query=6)
 

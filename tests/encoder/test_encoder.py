@@ -28,7 +28,7 @@ def own_module(width: int = 48) -> nn.Sequential:
 
 
 class Patches(Encoder):
-    """Patches of four pixels a side, each through one linear layer."""
+    """Patches of 4×4 pixels, each through one linear layer."""
 
     name: ClassVar[str] = "patches"
     non_negative = True
@@ -158,12 +158,12 @@ def test_a_module_may_have_another_precision(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     ("module", "said"),
     [
-        (nn.Flatten(), r"the encoder gives \(1, 784\) for one image; it must give feature maps \(1, K, h, w\)"),
-        (nn.Flatten(2), r"gives \(1, 1, 784\)"),
-        (nn.LSTM(28, 3), "gives tuple"),
+        (nn.Flatten(), r"the encoder returns \(1, 784\) for one image; it must return feature maps \(1, K, h, w\)"),
+        (nn.Flatten(2), r"returns \(1, 1, 784\)"),
+        (nn.LSTM(28, 3), "returns tuple"),
     ],
 )
-def test_modules_that_give_no_maps_are_refused(module: nn.Module, said: str) -> None:
+def test_modules_that_return_no_feature_maps_are_refused(module: nn.Module, said: str) -> None:
     if isinstance(module, nn.LSTM):
         module = nn.Sequential(nn.Flatten(0, 1), module)
     with pytest.raises(UsageError, match=said):

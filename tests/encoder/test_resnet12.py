@@ -103,11 +103,11 @@ def test_images_too_small_are_refused_with_the_least_size(pools: int, least: int
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"pools": 1}, "pools is 1; 2, 3 or 4"),
+        ({"pools": 1}, "pools is 1; it must be 2, 3 or 4"),
         ({"first_width": 0}, "first_width is 0; it must be 1 or more"),
         ({"drop": 1.0}, "drop is 1.0"),
         ({"width": -1}, "width is -1; it must be 0 or more"),
-        ({"width": 0, "features": "linear"}, "with width=0 nothing follows the stages"),
+        ({"width": 0, "features": "linear"}, "features is 'linear' and width is 0"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], said: str) -> None:
@@ -216,7 +216,7 @@ def test_it_is_saved_and_exported_like_any_other(tmp_path: Path) -> None:
     ("options", "said"),
     [
         ({"encoder": {"width": 0}}, "46 rows or more, not 20"),  # the stages' own features
-        ({"input_size": 7}, "input_size is 7; resnet12 needs images of 8 pixels or more a side"),
+        ({"input_size": 7}, "input_size is 7; resnet12 needs images of 8 pixels or more per side"),
     ],
 )
 def test_sosn_refuses_what_it_cannot_compare(options: dict[str, Any], said: str) -> None:

@@ -96,7 +96,7 @@ def test_a_classifier_needs_class_numbers_and_cross_entropy() -> None:
 
 
 def test_a_class_beyond_the_classifier_is_refused() -> None:
-    with pytest.raises(UsageError, match="class number 8 among 4 classes"):
+    with pytest.raises(UsageError, match="class number 8 is too high for 4 classes"):
         make("baseline", classes=4).loss(episode(), "cross_entropy")
 
 

@@ -528,7 +528,7 @@ def test_an_unknown_loss_is_refused() -> None:
 
 @pytest.mark.parametrize("permutations", [-1, 0])
 def test_fewer_than_one_permutation_is_refused(permutations: int) -> None:
-    with pytest.raises(UsageError, match="1 is the plain model"):
+    with pytest.raises(UsageError, match=rf"permutations is {permutations}; it must be 1"):
         SoSN(permutations=permutations, streams=permutations)
 
 

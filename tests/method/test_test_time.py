@@ -208,7 +208,7 @@ def test_an_evaluation_with_another_one_leaves_the_method_as_it_was() -> None:
 def test_one_that_cannot_be_is_refused_and_nothing_is_changed() -> None:
     method = ready("sosn", eta=None)
     bank = sosn.open_bank("glyphs", "val", alphabets=10, characters=4, drawings=4)
-    for wanted, message in (({"mirror": True}, "give eta"), ({"scales": 9}, "scales is 9; it is a whole number from 0 to 4")):
+    for wanted, message in (({"mirror": True}, "set eta"), ({"scales": 9}, "scales is 9; it must be a whole number")):
         with pytest.raises(UsageError, match=message):
             evaluate(method.train(), bank, 3, 1, 2, 4, test_time=wanted)
         assert not method.test_time

@@ -97,7 +97,7 @@ def test_words_of_the_command_line_go_where_their_keys_went(old: str, new: str) 
             "[model]\nencoder = 'resnet12'\nconv4_pools = 3",
             "conv4_pools is 3 and the encoder is resnet12",
         ),
-        ("[model]\nresnet12_drop = 0.1", "resnet12_drop is 0.1 and the encoder is conv4: that option is of resnet12 alone"),
+        ("[model]\nresnet12_drop = 0.1", "resnet12_drop is 0.1 and the encoder is conv4: this option needs encoder resnet12"),
         ("[model]\nconv4_pool = 3", r"\[model\] has no key 'conv4_pool'"),
     ],
 )
@@ -125,7 +125,7 @@ def test_an_option_that_is_gone_is_dropped_where_it_was_off_and_refused_where_it
     table = Recipe().to_table()
     assert key not in table[section]
     assert from_table(table | {section: table[section] | {key: off}}, "an old recipe") == Recipe()
-    with pytest.raises(UsageError, match=rf"{section}\.{key} is {ON[key]}; this version of sosn has no {key} any more"):
+    with pytest.raises(UsageError, match=rf"{section}\.{key} is {ON[key]}; this version of sosn no longer has {key}"):
         from_table(table | {section: table[section] | {key: ON[key]}}, "an old recipe")
 
 
@@ -193,7 +193,7 @@ def test_a_saved_model_that_had_an_option_that_is_gone_is_refused_by_that_option
     flat = {"channels": 1, "input_size": 28, "coordinates": 2}
     path = old_file(tmp_path / "old.safetensors", "sosn", SoSN(channels=1, input_size=28).state_dict(), flat)
     with pytest.raises(
-        CheckpointError, match=r"cannot build .*model.coordinates is 2; this version of sosn has no coordinates"
+        CheckpointError, match=r"cannot build .*model.coordinates is 2; this version of sosn no longer has coordinates"
     ):
         load_method(path)
 

@@ -291,7 +291,7 @@ def test_a_key_of_another_method_is_refused_on_the_command_line() -> None:
 
 @pytest.mark.parametrize("words", [["val_seed=0"], ["report_seed=1"], ["val_seed=5", "report_seed=5"]])
 def test_selecting_and_reporting_on_the_same_episodes_is_refused(words: list[str]) -> None:
-    assert "val_seed and report_seed are the same" in refusal(*words)
+    assert "val_seed and report_seed are equal" in refusal(*words)
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def refusal(root: Path, split: str = "train") -> str:
 def test_a_missing_folder_is_refused_by_path_saying_what_to_give(tmp_path: Path) -> None:
     message = refusal(tmp_path / "nowhere")
     assert str(tmp_path / "nowhere") in message
-    assert "give one that holds a folder of images for each class" in message
+    assert "pass one that has a folder of images for each class" in message
 
 
 def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
@@ -381,7 +381,7 @@ def test_a_dataset_without_a_place_takes_none() -> None:
 def test_a_class_in_two_splits_is_refused(tmp_path: Path) -> None:
     for split in ("train", "test"):
         make_classes(tmp_path / split, ["shared", split])
-    with pytest.raises(DataError, match="class 'shared' stands in train and in test"):
+    with pytest.raises(DataError, match="class 'shared' is in train and in test"):
         folder(str(tmp_path), "train")
 
 
@@ -419,7 +419,7 @@ def test_a_list_without_splits_is_split_by_class(tmp_path: Path) -> None:
         (["file,label", "{file},a"], "path and label are needed"),
         (["path,label,split", "{file},a,training"], "line 2"),
         (["path,label", "{file},"], "line 2"),
-        (["path,label,split", "{file},a,train", "{file},a,test"], "class 'a' stands in train and in test"),
+        (["path,label,split", "{file},a,train", "{file},a,test"], "class 'a' is in train and in test"),
         (["path,label,split", "nowhere.png,a,train"], "nowhere.png"),
     ],
 )
@@ -448,7 +448,7 @@ def test_a_class_more_moves_few_of_the_others(tmp_path: Path) -> None:
 
 def test_images_one_folder_too_deep_are_pointed_out(tmp_path: Path) -> None:
     make_classes(tmp_path / "photos" / "animals", ["ant", "bee"])
-    assert "give the folder whose folders hold images" in refusal(tmp_path / "photos")
+    assert "pass the folder whose folders contain images" in refusal(tmp_path / "photos")
 
 
 # Animated and huge images

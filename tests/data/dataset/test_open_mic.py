@@ -63,7 +63,7 @@ def test_a_class_with_one_photo_cannot_be_split_and_is_left_out_with_a_count(tmp
         EpisodeSampler(bank, 5, 1, 2)
     said: list[str] = []
     bank = leave_out_small(bank, "test", 1, 2, said.append)
-    assert said == ["3 of 18 test classes have too few images for 1-shot with 2 queries and are left out"]
+    assert said == ["skipped 3 of 18 test classes with too few images for 1-shot with 2 queries"]
     episode = EpisodeSampler(bank, 5, 1, 2).draw(50, sosn.generator("test"))
     crop = (episode.support[:, :, 0, 2, 4, 4] // 20).flatten()  # the photo's number
     assert bool((crop.repeat_interleave(2) != (episode.query[:, :, 2, 4, 4] // 20).flatten()).all())
@@ -102,7 +102,7 @@ def test_hdf5_files_are_joined_with_their_labels_renumbered(tmp_path: Path) -> N
     assert bank.images[-1, :, 4, 4].tolist() == list(trees.colour(8, 2, 3, 0))
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "crops_shn.hd5").write_bytes(b"no HDF5")
-    with pytest.raises(DataError, match=r"crops_shn.hd5.* is not read as HDF5"):
+    with pytest.raises(DataError, match=r"crops_shn.hd5.* cannot be read as HDF5"):
         scan_open_mic(tmp_path / "bad")
 
 
@@ -148,7 +148,7 @@ def test_lists_that_do_not_fit_the_crops_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"source.txt.* lists .*absent_crop1"):
         scan_open_mic(root)
     listed.write_text(good + good.splitlines()[0][:-1] + "7\n")
-    with pytest.raises(DataError, match="has the labels shn/0000 and shn/0007"):
+    with pytest.raises(DataError, match="has two labels, shn/0000 and shn/0007"):
         scan_open_mic(root)
     listed.write_text(good)
     photo = root / good.split()[0]

@@ -316,7 +316,9 @@ def test_photos_of_many_sizes_and_notes_beside_them_are_nothing_wrong(tmp_path: 
     Image.new("RGB", (20, 20), (9, 0, 0)).save(tmp_path / "stray.png")
     findings, images = check(f"folder:{tmp_path}")
     assert images == 4
-    assert ("left out", ("stray.png",), "in no folder of a class") in {(one.kind, one.where, one.detail) for one in findings}
+    assert ("left out", ("stray.png",), "not in a class folder") in {
+        (found.kind, found.where, found.detail) for found in findings
+    }
 
 
 def test_a_csv_is_checked_like_a_folder(tmp_path: Path) -> None:
@@ -331,11 +333,11 @@ def test_a_csv_is_checked_like_a_folder(tmp_path: Path) -> None:
     assert told["tiny class"] == ["cat"]
     assert {finding.where[0][-5:] for finding in findings if finding.kind == "identical"} == {"0.png", "2.png"}
     (tmp_path / "mine.csv").write_text("path,label\n", "utf-8")
-    with pytest.raises(DataError, match="names no images"):
+    with pytest.raises(DataError, match="lists no images"):
         check(str(tmp_path / "mine.csv"))
     with pytest.raises(DataError, match="there is no file"):
         check("nowhere.csv")
-    with pytest.raises(UsageError, match="no folder and no CSV 'nowhere'"):
+    with pytest.raises(UsageError, match="'nowhere' is not a prepared dataset, a folder or a CSV"):
         check("nowhere")
 
 
