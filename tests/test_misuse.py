@@ -19,20 +19,20 @@ def bank() -> sosn.Bank:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_given_images_asks_for_an_episode(name: str) -> None:
+def test_a_method_refuses_images_instead_of_an_episode(name: str) -> None:
     method: Method = method_class(name)(channels=1, input_size=28)
     method.trained = True
     images = torch.rand(2, 1, 28, 28)
     for ask in (method, method.predict):
         with pytest.raises(
-            UsageError, match=rf"method '{name.replace('+', '[+]')}' takes an Episode, not Tensor: sosn.Episode"
+            UsageError, match=rf"method '{name.replace('+', '[+]')}' takes an Episode, not Tensor: build one with sosn.Episode"
         ):
             ask(images)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="a loss takes an Episode, not Tensor"):
         method.loss(images)  # type: ignore[arg-type]
 
 
-def test_a_method_that_encodes_no_images_says_why_it_compares_none() -> None:
+def test_a_method_without_encode_refuses_to_compare() -> None:
     with pytest.raises(NotImplementedError, match="method 'maml' needs episodes as a whole"):
         MAML(channels=1, input_size=28).compare(torch.rand(1, 2, 1, 4), torch.rand(1, 2, 4))
 
@@ -56,7 +56,7 @@ def test_generators_take_words_and_whole_numbers_alone() -> None:
         sosn.generator("mine", 0.5)  # type: ignore[arg-type]
 
 
-def test_things_of_the_wrong_kind_are_named(bank: sosn.Bank) -> None:
+def test_values_of_a_wrong_type_are_refused(bank: sosn.Bank) -> None:
     with pytest.raises(UsageError, match=r"takes a bank, not str: open one with sosn.open_bank"):
         sosn.EpisodeSampler("glyphs", 5, 1, 1)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="compare takes what evaluate gave, not NearestPixels"):

@@ -22,7 +22,7 @@ def test_permutations_are_permutations_and_distinct() -> None:
     assert len(set(map(tuple, drawn))) == 10
 
 
-def test_all_permutations_of_a_few_features_can_be_asked_for() -> None:
+def test_all_permutations_of_a_few_features_can_be_drawn() -> None:
     drawn = draw_permutations(4, 24, seed=0)
     assert len(set(map(tuple, drawn.tolist()))) == 24
 

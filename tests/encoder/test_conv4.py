@@ -109,7 +109,7 @@ def test_features_are_negative_only_without_the_last_relu() -> None:
     assert Conv4(1, features="linear")(images).min() < -0.5
 
 
-def test_both_kinds_of_features_have_the_same_parameters() -> None:
+def test_relu_and_linear_features_have_the_same_parameters() -> None:
     assert Conv4(1, features="linear").state_dict().keys() == Conv4(1, features="relu").state_dict().keys()
 
 

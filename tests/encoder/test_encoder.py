@@ -93,7 +93,7 @@ def test_names_and_options_that_there_are_not_are_refused_with_the_nearest(spec:
         SoSN(encoder=spec)
 
 
-def test_the_options_of_an_encoder_are_those_of_its_constructor_but_for_the_channels() -> None:
+def test_the_options_of_an_encoder_are_its_arguments_without_channels() -> None:
     assert list(encoder_options("conv4")) == ["width", "features", "pools", "blocks"]
     assert encoder_options("conv4_pooled") == {"width": int}
 
@@ -102,7 +102,7 @@ def test_the_options_of_an_encoder_are_those_of_its_constructor_but_for_the_chan
 
 
 @pytest.mark.parametrize("kind", [SoSN, PrototypicalNet, SiameseNet])
-def test_any_module_that_gives_maps_is_an_encoder_and_keeps_its_weights(kind: type[Method]) -> None:
+def test_a_module_that_returns_maps_is_an_encoder_and_keeps_its_weights(kind: type[Method]) -> None:
     module = own_module()
     module.eval()(torch.rand(3, 1, 28, 28))
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
@@ -142,7 +142,7 @@ def test_power_norms_of_positive_evidence_refuse_a_module_that_may_give_negative
         SoSN(channels=1, input_size=28, power_norm="gamma", encoder=own_module())
 
 
-def test_looking_at_a_module_leaves_the_mode_of_each_of_its_parts() -> None:
+def test_probing_a_module_keeps_the_modes_of_its_parts() -> None:
     module = own_module()
     module[1].eval()  # batch norm frozen by its owner
     encoder = build_encoder(module, 1, 28)
@@ -156,17 +156,17 @@ def test_a_module_may_have_another_precision(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "said"),
+    ("module", "expected"),
     [
         (nn.Flatten(), r"the encoder returns \(1, 784\) for one image; it must return feature maps \(1, K, h, w\)"),
         (nn.Flatten(2), r"returns \(1, 1, 784\)"),
         (nn.LSTM(28, 3), "returns tuple"),
     ],
 )
-def test_modules_that_return_no_feature_maps_are_refused(module: nn.Module, said: str) -> None:
+def test_modules_that_return_no_feature_maps_are_refused(module: nn.Module, expected: str) -> None:
     if isinstance(module, nn.LSTM):
         module = nn.Sequential(nn.Flatten(0, 1), module)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=expected):
         SoSN(channels=1, input_size=28, encoder=module)
 
 
@@ -175,7 +175,7 @@ def test_methods_that_adapt_their_encoder_refuse_a_module() -> None:
         MAML(channels=1, input_size=28, encoder=own_module())
 
 
-def test_a_method_around_a_module_cannot_be_saved_and_says_what_to_do(tmp_path: Path) -> None:
+def test_saving_a_wrapped_module_is_refused_with_advice(tmp_path: Path) -> None:
     model = SoSN(channels=1, input_size=28, encoder=own_module())
     with pytest.raises(UsageError, match=r"the encoder is a Sequential.*subclass of sosn.Encoder.*sosn.register_encoder"):
         save_method(tmp_path / "model.safetensors", model)

@@ -95,11 +95,11 @@ def matching_full_context(model: Any, shots: Sequence[Sequence[Tensor]], query: 
     nothing = torch.zeros_like(f)
     outputs = []
     for suffix, order in (("_l0", range(len(sequence))), ("_l0_reverse", range(len(sequence) - 1, -1, -1))):
-        h, c, told = nothing, nothing, {}
+        h, c, states = nothing, nothing, {}
         for n in order:
             h, c = _gates(around, suffix, sequence[n], h, c)
-            told[n] = h
-        outputs.append(told)
+            states[n] = h
+        outputs.append(states)
     g = [sequence[n] + outputs[0][n] + outputs[1][n] for n in range(len(sequence))]
     h, c = nothing, nothing
     for _ in range(model.context.steps):
@@ -137,11 +137,11 @@ def deep_bdc(model: Any, shots: Sequence[Sequence[Tensor]], query: Tensor) -> Te
         centred = centring @ roots @ centring
         return torch.cat([centred[k, k:] for k in range(channels)])
 
-    seen = describe(query)
+    described = describe(query)
     classes = [mean([describe(image) for image in own]) for own in shots]
     if len(shots[0]) == 1:
-        return torch.stack([(seen * one).sum() for one in classes])
-    return torch.stack([-((seen - one) ** 2).sum() for one in classes])
+        return torch.stack([(described * one).sum() for one in classes])
+    return torch.stack([-((described - one) ** 2).sum() for one in classes])
 
 
 def covamnet(model: Any, shots: Sequence[Sequence[Tensor]], query: Tensor) -> Tensor:

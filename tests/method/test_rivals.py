@@ -286,7 +286,7 @@ def test_images_too_small_for_the_encoder_are_refused(name: str) -> None:
         ("nearest_prototype", {"representation": "first"}, "representation is 'first'"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(name: str, settings: dict[str, Any], sentence: str) -> None:
+def test_invalid_options_are_refused(name: str, settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         make(name, **settings)
 

@@ -102,7 +102,7 @@ def test_in_training_cosines_are_standardised_by_the_images_of_the_step_which_ar
     torch.testing.assert_close(model.standardise.running_mean, upper_triangle(matrices).mean(0))
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_options_are_refused() -> None:
     with pytest.raises(UsageError, match="cosine is -1"):
         build(cosine=-1.0)
     for copies in ({"mirror": True}, {"scales": 1}, {"turns": 1}):

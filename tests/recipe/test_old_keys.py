@@ -63,7 +63,7 @@ def test_so_is_that_of_another_method(old: str, new: str) -> None:
     assert read(f"[model]\n{old}") == read(f"[model]\n{new}")
 
 
-def test_today_s_sections_go_before_old_keys_that_say_otherwise() -> None:
+def test_new_sections_take_precedence_over_old_keys() -> None:
     assert read("[model]\nconv4_pools = 3\n[encoder]\npools = 4").encoder.options["pools"] == 4
 
 
@@ -91,7 +91,7 @@ def test_words_of_the_command_line_go_where_their_keys_went(old: str, new: str) 
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             "[model]\nencoder = 'resnet12'\nconv4_pools = 3",
@@ -101,8 +101,8 @@ def test_words_of_the_command_line_go_where_their_keys_went(old: str, new: str) 
         ("[model]\nconv4_pool = 3", r"\[model\] has no key 'conv4_pool'"),
     ],
 )
-def test_old_options_of_another_encoder_are_refused(text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_old_options_of_another_encoder_are_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         read(text)
 
 
@@ -144,7 +144,7 @@ def test_a_whole_recipe_of_the_last_version_is_the_one_of_today() -> None:
     assert from_table(rest | {"model": old}, "an old recipe") == today
 
 
-def test_a_key_that_nobody_knows_stays_in_model_where_it_is_refused() -> None:
+def test_an_unknown_key_stays_in_model_and_is_refused() -> None:
     assert sort_model({"flavour": 3})["model"] == {"flavour": 3}
 
 
@@ -213,9 +213,9 @@ def test_a_timm_prototype_of_the_last_version_is_a_nearest_prototype_on_a_timm_e
     torch.save(weights, tmp_path / "weights.pth")
     today = open_timm("test_resnet", tmp_path / "weights.pth", input_size=64)
     today.preprocessing = again.preprocessing
-    shown = torch.rand(1, 5, 3, 64, 64)
+    images = torch.rand(1, 5, 3, 64, 64)
     with torch.no_grad():
-        torch.testing.assert_close(again.encode(shown[0]), today.encode(shown[0]))
+        torch.testing.assert_close(again.encode(images[0]), today.encode(images[0]))
     assert again.config["encoder"] == {"name": "timm", "model": "test_resnet"}
     assert (again.config["preprocessing"]["mean"], again.metric, again.scale) == ([0.5, 0.4, 0.3], "cosine", 10.0)
     save_method(tmp_path / "new.safetensors", again)

@@ -19,9 +19,7 @@ _HIGHEST = {"translate": 1, "zoom": 0.9, "turn": 180, "shear": 80, "jitter": 1}
 class AugmentationSection:
     """Random augmentation of training images, drawn for each image; off by default."""
 
-    rotate: Literal["none", "episode", "image"] = (
-        "none"  # by right angles, one per episode (the paper's authors) or one per image
-    )
+    rotate: Literal["none", "episode", "image"] = "none"  # by right angles, one per episode (as the authors) or per image
     flip: bool = False  # mirror half of the images
     translate: float = 0.0  # largest translation, as a share of the side
     zoom: float = 0.0  # largest relative change of scale; with translate, a random crop

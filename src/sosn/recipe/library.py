@@ -32,7 +32,7 @@ def recipe_text(name_or_path: str) -> str:
     try:
         return path.read_text("utf-8")
     except UnicodeDecodeError:
-        raise UsageError(f"{str(path)!r} is not a recipe: it is not a text file") from None
+        raise UsageError(f"{str(path)!r} is not a recipe: TOML is text, and this file is not") from None
 
 
 def load_recipe(name_or_path: str) -> Recipe:

@@ -196,7 +196,7 @@ def cifar_100(root: Path) -> Path:
     return root
 
 
-def test_cifar_100s_own_files_give_both_datasets(tmp_path: Path) -> None:
+def test_cifar_100_files_contain_both_datasets(tmp_path: Path) -> None:
     root = cifar_100(tmp_path / "source")
     prepare_dataset("cifar-fs", root)
     prepare_dataset("fc100", root)

@@ -132,7 +132,7 @@ def test_pixels_that_are_not_bytes_and_missing_columns_are_refused(tmp_path: Pat
     with pytest.raises(DataError, match=r"float32 pixels; they must be uint8"):
         arrays.read_row(str(tmp_path / "floats.pkl"), 0, 8, 3)
     (tmp_path / "other.pkl").write_bytes(pickle.dumps({"pixels": PIXELS}))
-    with pytest.raises(DataError, match="holds pixels; image_data or data or images is needed"):
+    with pytest.raises(DataError, match="has the columns pixels; it needs image_data or data or images"):
         arrays.images(tmp_path / "other.pkl")
     (tmp_path / "noise.pkl").write_bytes(pickle.dumps([bytes(3072)]))  # as long as a row of CIFAR's, and no image
     with pytest.raises(DataError, match=r"row 0 of .*noise\.pkl' is not an image"):

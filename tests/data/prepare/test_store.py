@@ -77,7 +77,7 @@ def test_omniglot_folders_become_a_bank_with_the_vinyals_splits(tmp_path: Path) 
     assert torch.equal(bank.images[0, 0], torch.from_numpy(expected.copy()))
 
 
-def test_rotations_are_training_classes_of_their_own(tmp_path: Path) -> None:
+def test_rotations_are_new_training_classes(tmp_path: Path) -> None:
     prepare_dataset("omniglot", omniglot_tree(tmp_path / "source"))
     plain, turned = (sosn.open_bank("omniglot", "train", rotations=wanted) for wanted in (False, True))
     assert len(turned.names) == 4 * len(plain.names)
@@ -88,7 +88,7 @@ def test_rotations_are_training_classes_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("split", ["train", "val", "test"])
-def test_classes_of_all_splits_are_turned_where_that_is_asked_for(tmp_path: Path, split: str) -> None:
+def test_all_rotations_rotates_the_classes_of_all_splits(tmp_path: Path, split: str) -> None:
     prepare_dataset("omniglot", omniglot_tree(tmp_path / "source"))
     plain, turned = (sosn.open_bank("omniglot", split, all_rotations=wanted) for wanted in (False, True))
     assert turned.names == tuple(f"{name}{angle}" for angle in ("", "@90", "@180", "@270") for name in plain.names)
@@ -98,7 +98,7 @@ def test_classes_of_all_splits_are_turned_where_that_is_asked_for(tmp_path: Path
     assert len(mirrored.names) == (8 if split == "train" else 4) * len(plain.names)
 
 
-def test_reflections_are_training_classes_of_their_own_also_of_turned_ones(tmp_path: Path) -> None:
+def test_reflections_are_new_training_classes_also_of_rotated_classes(tmp_path: Path) -> None:
     prepare_dataset("omniglot", omniglot_tree(tmp_path / "source"))
     plain, turned, all_eight = (
         sosn.open_bank("omniglot", "train", rotations=turns, reflections=mirrors)
@@ -153,7 +153,7 @@ def test_archives_cannot_write_outside_their_folder(tmp_path: Path) -> None:
         unpack(tmp_path / "broken.zip", tmp_path / "unpacked")
 
 
-def test_mini_imagenet_trees_keep_their_splits_and_a_missing_one_is_said(tmp_path: Path) -> None:
+def test_mini_imagenet_trees_keep_their_splits_and_report_a_missing_split(tmp_path: Path) -> None:
     done = prepare_dataset("mini-imagenet", mini_tree(tmp_path / "source"))
     assert done["splits"] == {"train": {"classes": 2, "images": 6}, "val": {"classes": 2, "images": 6}}
     assert done["missing"] == ["test"]
@@ -191,9 +191,9 @@ def test_preparing_goes_on_where_it_was_interrupted(tmp_path: Path, monkeypatch:
     with pytest.raises(DataError, match="not prepared"):
         sosn.open_bank("mini-imagenet", "train")
     files[7].write_bytes(good)
-    seen: list[int] = []
-    prepare_dataset("mini-imagenet", source, progress=lambda done, _: seen.append(done))
-    assert seen == [8, 10, 12]
+    counts: list[int] = []
+    prepare_dataset("mini-imagenet", source, progress=lambda done, _: counts.append(done))
+    assert counts == [8, 10, 12]
     expected = [int(Image.open(file).getpixel((0, 0))[0]) for file in files]  # type: ignore[index]
     images = np.load(tmp_path / "home" / "mini-imagenet-84" / "images.npy")
     assert images[:, 0, 0, 0].tolist() == expected
@@ -224,7 +224,7 @@ def test_groups_of_entries_reach_the_sampler(tmp_path: Path) -> None:
 def test_wrong_sources_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="did you mean 'omniglot'"):
         prepare_dataset("omniglott", tmp_path)
-    with pytest.raises(DataError, match="there is no"):
+    with pytest.raises(DataError, match="does not exist"):
         prepare_dataset("omniglot", tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no images of omniglot"):
@@ -249,7 +249,7 @@ def test_a_check_finds_what_is_wrong_in_a_folder(tmp_path: Path) -> None:
     assert places["unreadable"] == (str(files[9]),)
     assert places["tiny class"] == ("train/lonely",)
     assert places["identical across splits"] == (str(files[0]), str(files[6]))
-    with pytest.raises(UsageError, match="no folder"):
+    with pytest.raises(UsageError, match="is not a prepared dataset, a folder or a CSV"):
         check(str(tmp_path / "nowhere"))
 
 
@@ -328,9 +328,9 @@ def test_a_csv_is_checked_like_a_folder(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("\n".join(lines), "utf-8")
     findings, images = check(str(tmp_path / "mine.csv"))
     assert images == 5
-    told = {finding.kind: [Path(name).name for name in finding.where] for finding in findings}
-    assert told["unreadable"] == ["no.png"]
-    assert told["tiny class"] == ["cat"]
+    found = {finding.kind: [Path(name).name for name in finding.where] for finding in findings}
+    assert found["unreadable"] == ["no.png"]
+    assert found["tiny class"] == ["cat"]
     assert {finding.where[0][-5:] for finding in findings if finding.kind == "identical"} == {"0.png", "2.png"}
     (tmp_path / "mine.csv").write_text("path,label\n", "utf-8")
     with pytest.raises(DataError, match="lists no images"):
