@@ -178,7 +178,7 @@ def test_models_are_listed(cli: Cli) -> None:
         (("eval", "nowhere"), 2, "there is no model 'nowhere'"),
         (("eval", "glyphs", "shots=5"), 2, "did you mean 'shot'?"),
         (("eval", "glyphs", "split=tests"), 2, "did you mean 'test'?"),
-        (("recipes", "glyphs"), 2, "there is not a recipe 'glyphs'"),
+        (("recipes", "glyphs"), 2, "there is no recipe 'glyphs'"),
         (("no-such-command",), 2, "No such command"),
     ],
 )

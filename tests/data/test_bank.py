@@ -17,7 +17,7 @@ NAMES = ("ant", "bee", "cat")
 
 
 def numbered_images(count: int, channels: int = 1, size: int = 2) -> Tensor:
-    """Images whose every pixel is the image's own number."""
+    """Images in which every pixel is the number of the image."""
     return torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1).repeat(1, channels, size, size)
 
 

@@ -157,7 +157,7 @@ def feasible(groups: list[int], shot: int, query: int) -> bool:
 
 def grouped_bank(layout: list[list[int]]) -> Bank:
     """A bank with a list of group numbers for each class; no group is shared between classes."""
-    groups = [100 * number + group for number, own in enumerate(layout) for group in own]
+    groups = [100 * number + group for number, class_groups in enumerate(layout) for group in class_groups]
     return bank_of(tuple(map(len, layout)), torch.tensor(groups))
 
 
@@ -176,7 +176,9 @@ def test_exactly_the_feasible_group_layouts_are_accepted_and_no_group_is_on_both
     layout: list[list[int]], shot: int, query: int
 ) -> None:
     bank = grouped_bank(layout)
-    impossible = [name for name, own in zip(bank.names, layout, strict=True) if not feasible(own, shot, query)]
+    impossible = [
+        name for name, class_groups in zip(bank.names, layout, strict=True) if not feasible(class_groups, shot, query)
+    ]
     if impossible:
         with pytest.raises(DataError) as refused:
             EpisodeSampler(bank, 2, shot, query)

@@ -1,4 +1,4 @@
-"""Encoders by name, by table and as modules of one's own."""
+"""Encoders by name, by table and as custom modules."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +22,7 @@ from tests.method.test_rivals import episode
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def own_module(width: int = 48) -> nn.Sequential:
+def custom_module(width: int = 48) -> nn.Sequential:
     """A network that nobody registered: 28² → 7², with batch norm, unlike any of sosn's."""
     return nn.Sequential(nn.Conv2d(1, width, 5, padding=2), nn.BatchNorm2d(width), nn.AvgPool2d(4), nn.Sigmoid())
 
@@ -76,7 +76,7 @@ def test_the_table_of_an_encoder_builds_it_again(name: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("conv5", r"there is no encoder 'conv5' \(did you mean 'conv4'\?\); there are conv4, conv4_pooled, resnet12, timm"),
+        ("conv5", r"there is no encoder 'conv5' \(did you mean 'conv4'\?\); choose one of conv4, conv4_pooled, resnet12, timm"),
         (
             {"name": "conv4", "widht": 3},
             r"encoder 'conv4' has no key 'widht' \(did you mean 'width'\?\); it has width",
@@ -98,12 +98,12 @@ def test_the_options_of_an_encoder_are_its_arguments_without_channels() -> None:
     assert encoder_options("conv4_pooled") == {"width": int}
 
 
-# --- modules of one's own ---------------------------------------------------------------------------------------------
+# --- custom modules ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [SoSN, PrototypicalNet, SiameseNet])
 def test_a_module_that_returns_maps_is_an_encoder_and_keeps_its_weights(kind: type[Method]) -> None:
-    module = own_module()
+    module = custom_module()
     module.eval()(torch.rand(3, 1, 28, 28))
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     options: dict[str, Any] = {"channels": 1, "input_size": 28, "encoder": module}
@@ -121,7 +121,7 @@ def test_a_module_that_returns_maps_is_an_encoder_and_keeps_its_weights(kind: ty
 
 
 def test_a_module_learns_with_the_method_around_it() -> None:
-    module = own_module()
+    module = custom_module()
     model = SoSN(channels=1, input_size=28, encoder=module)
     model.loss(episode(2)).backward()
     assert all(one.grad is not None and one.grad.isfinite().all() for one in module.parameters())
@@ -131,7 +131,7 @@ def test_a_module_learns_with_the_method_around_it() -> None:
 
 
 def test_the_similarity_net_of_sosn_starts_as_ever_around_a_module() -> None:
-    model = SoSN(channels=1, input_size=28, encoder=own_module())
+    model = SoSN(channels=1, input_size=28, encoder=custom_module())
     layers = [layer for layer in model.similarity.modules() if isinstance(layer, nn.Linear)]
     assert all((layer.bias == 1).all() for layer in layers)
     assert layers[0].weight.std().item() == pytest.approx(0.01, rel=0.2)
@@ -139,11 +139,11 @@ def test_the_similarity_net_of_sosn_starts_as_ever_around_a_module() -> None:
 
 def test_power_norms_of_positive_evidence_refuse_a_module_that_may_give_negative_features() -> None:
     with pytest.raises(UsageError, match="power_norm 'gamma' refuses negative co-occurrences"):
-        SoSN(channels=1, input_size=28, power_norm="gamma", encoder=own_module())
+        SoSN(channels=1, input_size=28, power_norm="gamma", encoder=custom_module())
 
 
 def test_probing_a_module_keeps_the_modes_of_its_parts() -> None:
-    module = own_module()
+    module = custom_module()
     module[1].eval()  # batch norm frozen by its owner
     encoder = build_encoder(module, 1, 28)
     encoder.map_side(28)
@@ -152,7 +152,7 @@ def test_probing_a_module_keeps_the_modes_of_its_parts() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_a_module_may_have_another_precision(dtype: torch.dtype) -> None:
-    assert build_encoder(own_module().to(dtype), 1, 28).width == 48
+    assert build_encoder(custom_module().to(dtype), 1, 28).width == 48
 
 
 @pytest.mark.parametrize(
@@ -172,11 +172,11 @@ def test_modules_that_return_no_feature_maps_are_refused(module: nn.Module, expe
 
 def test_methods_that_adapt_their_encoder_refuse_a_module() -> None:
     with pytest.raises(UsageError, match="encoder is 'a module'; a method that adapts its encoder to each task takes conv4"):
-        MAML(channels=1, input_size=28, encoder=own_module())
+        MAML(channels=1, input_size=28, encoder=custom_module())
 
 
 def test_saving_a_wrapped_module_is_refused_with_advice(tmp_path: Path) -> None:
-    model = SoSN(channels=1, input_size=28, encoder=own_module())
+    model = SoSN(channels=1, input_size=28, encoder=custom_module())
     with pytest.raises(UsageError, match=r"the encoder is a Sequential.*subclass of sosn.Encoder.*sosn.register_encoder"):
         save_method(tmp_path / "model.safetensors", model)
     assert list(tmp_path.iterdir()) == []
@@ -211,11 +211,11 @@ def test_where_it_is_not_registered_its_files_are_refused_with_its_name(patches:
 
 
 def test_an_encoder_of_a_class_is_used_as_it_is_and_can_be_saved(patches: str, tmp_path: Path) -> None:
-    own = Patches(channels=1, width=46)
-    weight = own.project.weight.clone()
-    model = SoSN(channels=1, input_size=28, encoder=own)
-    assert model.encoder is own
-    assert torch.equal(own.project.weight, weight)
+    custom = Patches(channels=1, width=46)
+    weight = custom.project.weight.clone()
+    model = SoSN(channels=1, input_size=28, encoder=custom)
+    assert model.encoder is custom
+    assert torch.equal(custom.project.weight, weight)
     save_method(tmp_path / "model.safetensors", model)
     assert torch.equal(load_method(tmp_path / "model.safetensors")[0].get_parameter("encoder.project.weight"), weight)
 

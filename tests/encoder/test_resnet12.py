@@ -215,7 +215,7 @@ def test_it_is_saved_and_exported_like_any_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"encoder": {"width": 0}}, "46 rows or more, not 20"),  # the stages' own features
+        ({"encoder": {"width": 0}}, "46 rows or more, not 20"),  # the features of the stages
         ({"input_size": 7}, "input_size is 7; resnet12 needs images of 8 pixels or more per side"),
     ],
 )

@@ -126,9 +126,9 @@ def test_scores_loss_and_gradients_are_those_of_the_formula(
         if isinstance(layer, nn.Linear):
             nn.init.normal_(layer.weight, 0.0, 0.2)
     expected = formula(method, tasks)
-    own = torch.sigmoid if name in ("relation_net", "siamese") else lambda logits: torch.softmax(logits, -1)
-    torch.testing.assert_close(method(tasks), own(expected), rtol=0, atol=1e-8)
-    assert own(expected).std() > 1e-3  # answers differ: the test is not empty
+    score = torch.sigmoid if name in ("relation_net", "siamese") else lambda logits: torch.softmax(logits, -1)
+    torch.testing.assert_close(method(tasks), score(expected), rtol=0, atol=1e-8)
+    assert score(expected).std() > 1e-3  # answers differ: the test is not empty
     assert method.own_loss == loss
     rivals.agree(method, tasks, expected, LOSSES[loss](expected, tasks.labels), loss)
 

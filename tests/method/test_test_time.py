@@ -191,18 +191,18 @@ def test_uint8_images_are_changed_as_their_floats() -> None:
 
 def test_an_evaluation_with_another_one_leaves_the_method_as_it_was() -> None:
     bank = sosn.open_bank("glyphs", "val", alphabets=10, characters=4, drawings=4)
-    method, own = sosn.load("glyphs"), TestTimeAugmentation(scales=1)
-    method.use_test_time(own)
+    method, augmentation = sosn.load("glyphs"), TestTimeAugmentation(scales=1)
+    method.use_test_time(augmentation)
     changed = type(method)(**method.config | {"test_time": EVERYTHING})
     changed.load_state_dict(method.state_dict())
     sizes = {"way": 3, "query": 2, "episodes": 6}
     found = evaluate(method.train(), bank, **sizes, test_time=EVERYTHING)  # type: ignore[arg-type]
     assert found == evaluate(changed, bank, **sizes)  # type: ignore[arg-type]
-    assert method.test_time is own
+    assert method.test_time is augmentation
     assert method.training
     with evaluating(method, {"turns": 2}):
         assert method.test_time == TestTimeAugmentation(turns=2)
-    assert method.test_time is own
+    assert method.test_time is augmentation
 
 
 def test_an_invalid_augmentation_is_refused_and_changes_nothing() -> None:

@@ -229,7 +229,7 @@ def test_another_method_keeps_what_was_set_and_it_has_too_wherever_its_word_stan
     assert recipe.preprocessing.options["mean_image"] is True
     assert "eta" not in recipe.model.options
     for words in (["method=prototypical", "width=32"], ["encoder.width=32", "method=prototypical"]):
-        assert override(Recipe(), words).encoder == EncoderSection("conv4_pooled", {"width": 32})  # its own, not SoSN's
+        assert override(Recipe(), words).encoder == EncoderSection("conv4_pooled", {"width": 32})  # its default, not SoSN's
 
 
 def test_another_encoder_keeps_what_was_set_and_it_has_too_wherever_its_word_stands() -> None:

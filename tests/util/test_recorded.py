@@ -23,7 +23,7 @@ class Fixed(Base):
 
 
 class Silent(Child):
-    """One without a constructor of its own."""
+    """A class without a constructor."""
 
 
 def test_positional_keyword_and_default_arguments_are_recorded() -> None:

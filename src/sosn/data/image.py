@@ -113,7 +113,7 @@ def source_of(picture: Picture) -> str | None:
 
 def _files(path: Path) -> list[Picture]:
     if not path.exists():
-        raise DataError(f"there is no file or folder {str(path)!r}")
+        raise DataError(f"{str(path)!r} does not exist")
     if path.is_file():
         return [path]
     files, others = image_files(path)

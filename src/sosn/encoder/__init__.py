@@ -31,7 +31,7 @@ def register_encoder(kind: E) -> E:
 def encoder_class(name: str) -> type[Encoder]:
     """Return the encoder class with this name. Refuses an unknown name."""
     if name not in ENCODERS:
-        raise UsageError(f"there is no encoder {name!r}{nearest(name, ENCODERS)}; there are {', '.join(ENCODERS)}")
+        raise UsageError(f"there is no encoder {name!r}{nearest(name, ENCODERS)}; choose one of {', '.join(ENCODERS)}")
     return ENCODERS[name]
 
 

@@ -40,7 +40,7 @@ def register_method(kind: M) -> M:
 def method_class(name: str) -> type[Method]:
     """Return the method class with this name. Refuses an unknown name."""
     if name not in METHODS:
-        raise UsageError(f"there is no method {name!r}{nearest(name, METHODS)}; there are {', '.join(METHODS)}")
+        raise UsageError(f"there is no method {name!r}{nearest(name, METHODS)}; choose one of {', '.join(METHODS)}")
     return METHODS[name]
 
 

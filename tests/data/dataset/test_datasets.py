@@ -26,7 +26,7 @@ SPLITS = ("train", "val", "test")
 
 
 @pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _temporary_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOSN_HOME", str(tmp_path / "home"))
 
 
@@ -186,13 +186,13 @@ def cifar_100(root: Path) -> Path:
     names = sorted(name for names in SUPERCLASSES.values() for name in names.split())
     dump(root / "cifar-100-python" / "meta", {"fine_label_names": names})
     number = 0
-    for half, own in (("train", ["whale", "apple", "whale"]), ("test", ["whale", "otter"])):
-        data = np.zeros((len(own), 3, 32, 32), np.uint8)
+    for half, classes in (("train", ["whale", "apple", "whale"]), ("test", ["whale", "otter"])):
+        data = np.zeros((len(classes), 3, 32, 32), np.uint8)
         for row in data:
             row[0, :, :16] = 10 * number
             number += 1
-        labels = [names.index(name) for name in own]
-        dump(root / "cifar-100-python" / half, {b"data": data.reshape(len(own), 3072), b"fine_labels": labels})
+        labels = [names.index(name) for name in classes]
+        dump(root / "cifar-100-python" / half, {b"data": data.reshape(len(classes), 3072), b"fine_labels": labels})
     return root
 
 

@@ -204,9 +204,7 @@ def empty_file(file: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [truncated_jpeg, truncated_png, damaged_png, png_with_a_broken_chunk, text_file, empty_file])
-def test_a_file_that_is_no_whole_image_is_refused_by_path_with_the_way_out(
-    tmp_path: Path, spoil: Callable[[Path], None]
-) -> None:
+def test_a_damaged_file_is_refused_with_its_path_and_advice(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     make_classes(tmp_path / "train", ["ant", "bee"])
     bad = tmp_path / "train" / "bee" / "bad.jpg"
     spoil(bad)

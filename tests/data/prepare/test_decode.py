@@ -37,7 +37,7 @@ if __name__ == "__main__":
 
 
 @pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _temporary_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOSN_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(store, "BATCH", 2)
 

@@ -24,7 +24,7 @@ from sosn.reproduce.omniglot import OVERLAP
 
 
 @pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _temporary_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOSN_HOME", str(tmp_path / "home"))
 
 

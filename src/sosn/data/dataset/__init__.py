@@ -54,7 +54,7 @@ def _find(name: str) -> tuple[Callable[..., Bank], tuple[str, ...]]:
     if dataset not in DATASETS and Path(name).exists():
         raise UsageError(f"there is no dataset {name!r}; to use that folder or CSV, write folder:{name}")
     if dataset not in DATASETS:
-        raise UsageError(f"there is no dataset {name!r}{nearest(dataset, DATASETS)}; there are {', '.join(DATASETS)}")
+        raise UsageError(f"there is no dataset {name!r}{nearest(dataset, DATASETS)}; choose one of {', '.join(DATASETS)}")
     if bool(place) != (dataset == "folder"):
         raise UsageError(
             "write folder:PATH, with the folder of your class folders"

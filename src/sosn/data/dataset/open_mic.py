@@ -175,7 +175,7 @@ def _places(wanted: str) -> set[str]:
         exhibition = _exhibition(part)
         if not exhibition and part not in UNIONS:
             known = (*UNIONS, *EXHIBITIONS)
-            raise UsageError(f"there is no exhibition {part!r}{nearest(part, known)}; there are {', '.join(known)}")
+            raise UsageError(f"there is no exhibition {part!r}{nearest(part, known)}; choose one of {', '.join(known)}")
         places |= {exhibition} if exhibition else set(UNIONS[part])
     return places
 

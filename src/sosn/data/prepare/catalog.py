@@ -76,7 +76,7 @@ def prepare_dataset(
     Refuses an unknown dataset, a source that does not exist, and images that cannot be read.
     """
     if name not in CATALOG:
-        raise UsageError(f"there is no dataset {name!r} to prepare{nearest(name, CATALOG)}; there are {', '.join(CATALOG)}")
+        raise UsageError(f"there is no dataset {name!r} to prepare{nearest(name, CATALOG)}; choose one of {', '.join(CATALOG)}")
     if not source.exists():
         raise DataError(f"{str(source)!r} does not exist: pass the folder or archive with {name}")
     dataset = CATALOG[name]
