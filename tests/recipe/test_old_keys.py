@@ -12,7 +12,7 @@ from sosn.checkpoint.timm import open_timm
 from sosn.errors import CheckpointError, UsageError
 from sosn.method import METHODS, NearestPrototype, SoSN
 from sosn.recipe import Recipe, load_recipe, override
-from sosn.recipe.old_keys import GONE, sort_model
+from sosn.recipe.old_keys import REMOVED, sort_model
 from sosn.recipe.recipe import from_table
 from tests.method.test_rivals import episode
 
@@ -115,7 +115,7 @@ def test_they_are_refused_on_the_command_line_too_wherever_the_encoder_s_word_st
 ON: dict[str, Any] = {
     "reflections": True, "coordinates": 2, "coordinate_weight": 2.0, "auxiliary": 0.5, "related": 0.3, "erase": 0.5,
 }  # fmt: skip
-OPTIONS = [(section, key, off) for section, keys in GONE.items() for key, off in keys.items()]
+OPTIONS = [(section, key, off) for section, keys in REMOVED.items() for key, off in keys.items()]
 
 
 @pytest.mark.parametrize(("section", "key", "off"), OPTIONS)

@@ -35,13 +35,13 @@ def class_files(root: Path) -> tuple[dict[str, list[Path]], list[Path]]:
     found: dict[str, list[Path]] = {}
     others = _visible(root, Path.is_file)
     for entry in _visible(root, Path.is_dir):
-        images, left_out = image_files(entry)
+        images, skipped_files = image_files(entry)
         if not images:
             below = _visible(entry, Path.is_dir)
             where = f"; it has a folder {below[0].name!r}: pass the folder whose folders contain images" if below else ""
             raise DataError(f"class {entry.name!r} has no images in {str(entry)!r}: add some or remove the folder{where}")
         found[entry.name] = images
-        others += left_out
+        others += skipped_files
     if not found:
         raise DataError(f"folder {str(root)!r} has no folders: it needs one for each class")
     return found, others
@@ -62,7 +62,7 @@ def skipped(files: Sequence[Path], root: Path) -> str:
     return f"skipped {len(names)} file{'s' * (len(names) > 1)} in {str(root)!r}, not images: {', '.join(names[:NAMED])}{more}"
 
 
-def warn_left_out(root: Path, others: Sequence[Path]) -> None:
+def warn_skipped(root: Path, others: Sequence[Path]) -> None:
     """Warn about the skipped files of a folder of classes, if any."""
     if others:
         message = f"{skipped(others, root)} (no image extension, or not in a class folder)"
@@ -100,6 +100,6 @@ def from_list(path: Path) -> list[LabelledFile]:
 def list_classes(folder: str | os.PathLike[str]) -> tuple[list[Path], list[str]]:
     """Return the image files of a folder of class folders, and the class of each file."""
     classes, others = class_files(Path(folder))
-    warn_left_out(Path(folder), others)
+    warn_skipped(Path(folder), others)
     files = [file for class_images in classes.values() for file in class_images]
     return files, [label for label, class_images in classes.items() for _ in class_images]

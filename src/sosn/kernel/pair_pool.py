@@ -101,7 +101,7 @@ def _side_moments(maps: Tensor) -> tuple[Tensor, Tensor]:
         from sosn.kernel.triton.pair_pool import side_moments
 
         return side_moments(maps)
-    rows = _as_it_lies(full(maps))
+    rows = _memory_order(full(maps))
     mean = rows.mean(1)
     var = (rows - mean.unsqueeze(1)).square_().mean(1)
     return mean.movedim(-1, -3), var.movedim(-1, -3)
@@ -145,15 +145,15 @@ def _backward(
         pooled, winners = F.max_pool2d(flat, 2, return_indices=True)
         passed = torch.where(pooled > 0, gradient[:, rows].flatten(0, 2), 0.0).contiguous(memory_format=torch.channels_last)
         spread = torch.ops.aten.max_pool2d_with_indices_backward(passed, flat, [2], [2], [0], [1], False, winners)
-        spread = _as_it_lies(spread.unflatten(0, maps.shape[:3]))
+        spread = _memory_order(spread.unflatten(0, maps.shape[:3]))
         d_support += spread.sum(1).movedim(-1, -3)
         d_query[:, rows] = spread.sum(2).movedim(-1, -3)
-    total = _as_it_lies(d_support).flatten(0, -2).sum(0)
-    products = (_as_it_lies(side).flatten(0, -2).sum(0) for side in (d_support * support, d_query * query))
+    total = _memory_order(d_support).flatten(0, -2).sum(0)
+    products = (_memory_order(side).flatten(0, -2).sum(0) for side in (d_support * support, d_query * query))
     return d_support, d_query, total, sum(products, torch.zeros_like(total))
 
 
-def _as_it_lies(maps: Tensor) -> Tensor:
+def _memory_order(maps: Tensor) -> Tensor:
     """View maps (…, C, H, W) in memory order, (…, H, W, C), in which sums are fastest on the CPU."""
     return maps.movedim(-3, -1)
 

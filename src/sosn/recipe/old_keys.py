@@ -27,7 +27,7 @@ ALIASES = {  # keys without a section, on the command line
     "encoder_width": "encoder.width",
     **{key: f"encoder.{option}" for key, (_, option, _) in ENCODER.items()},
 }
-GONE: dict[str, dict[str, Any]] = {  # removed options by section, and the value that turned them off
+REMOVED: dict[str, dict[str, Any]] = {  # removed options by section, and the value that turned them off
     "data": {"reflections": False},
     "model": {"coordinates": 0, "coordinate_weight": 1.0, "auxiliary": 0.0},
     "episodes": {"related": 0.0},
@@ -38,13 +38,13 @@ GONE: dict[str, dict[str, Any]] = {  # removed options by section, and the value
 MOVED = ("encoder", "preprocessing", "test_time")  # sections whose keys were once in [model]
 
 
-def key_of_today(key: str) -> str:
+def current_key(key: str) -> str:
     """Return the current name of a command-line key."""
     moved = ALIASES.get(key.removeprefix("model."), "")
     return moved if key in ALIASES or moved.startswith("encoder.") else key
 
 
-def means_nothing(key: str, value: Any, encoder: str) -> bool:
+def is_inactive(key: str, value: Any, encoder: str) -> bool:
     """Whether an old key belongs to another encoder and is off. Refuses one that is on."""
     name, _, default = ENCODER.get(key.removeprefix("model."), (encoder, "", None))
     if name == encoder:
@@ -54,18 +54,18 @@ def means_nothing(key: str, value: Any, encoder: str) -> bool:
     return True
 
 
-def without_gone(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def drop_removed(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a section without removed options. Refuses a removed option that was on."""
-    gone = GONE.get(section, {})
+    removed = REMOVED.get(section, {})
     for key, value in values.items():
-        if key in gone and value != gone[key]:
+        if key in removed and value != removed[key]:
             raise UsageError(f"{section}.{key} is {value!r}; this version of sosn no longer has {key}: leave it out")
-    return {key: value for key, value in values.items() if key not in gone}
+    return {key: value for key, value in values.items() if key not in removed}
 
 
 def sort_model(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Split a [model] table of any version into the sections model, encoder, preprocessing and test_time."""
-    flat = without_gone("model", values)
+    flat = drop_removed("model", values)
     method = flat.get("method", "sosn")
     options = method_options(method)
     if method == "sosn":
@@ -82,7 +82,7 @@ def sort_model(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         elif key == "encoder_width":
             sections["encoder"]["width"] = value
         elif key in ENCODER:
-            if not means_nothing(key, value, encoder):
+            if not is_inactive(key, value, encoder):
                 sections["encoder"][ENCODER[key][1]] = value
         elif usual and key in encoder_options(encoder):
             sections["encoder"][key] = value

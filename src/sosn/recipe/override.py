@@ -10,7 +10,7 @@ from sosn.encoder.preprocessing import Preprocessing
 from sosn.errors import UsageError
 from sosn.method import method_class, method_options
 from sosn.recipe.library import as_recipe
-from sosn.recipe.old_keys import MOVED, key_of_today, means_nothing
+from sosn.recipe.old_keys import MOVED, current_key, is_inactive
 from sosn.recipe.recipe import Recipe, from_table, known_keys, usual_encoder
 from sosn.recipe.sections import SECTIONS
 from sosn.util.spelling import nearest
@@ -39,9 +39,9 @@ def override(recipe: Recipe | str | os.PathLike[str], assignments: Iterable[str]
         if key in ("title", "seed"):
             table[key] = parse(text)
             continue
-        if means_nothing(key, parse(text), table["encoder"].get("name", "")):
+        if is_inactive(key, parse(text), table["encoder"].get("name", "")):
             continue
-        section, name = _locate(key_of_today(key), table)
+        section, name = _locate(current_key(key), table)
         if section == "data" and name == "name" and text != table["data"]["name"]:  # drop the old dataset's options
             table["data"] = {key: value for key, value in table["data"].items() if key in annotations(SECTIONS["data"])}
         if section == "model" and name == "method" and text != table["model"]["method"]:
@@ -56,7 +56,7 @@ def override(recipe: Recipe | str | os.PathLike[str], assignments: Iterable[str]
 
 def _order(word: str) -> int:
     """Sort methods first, then encoders, because other keys may be their options."""
-    key = key_of_today(word.partition("=")[0].strip())
+    key = current_key(word.partition("=")[0].strip())
     return 0 if key in ("method", "model.method") else 1 if key == "encoder.name" else 2
 
 

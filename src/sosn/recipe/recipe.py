@@ -15,7 +15,7 @@ from sosn.errors import UsageError
 from sosn.method import method_class, method_options
 from sosn.method.test_time import TestTimeAugmentation
 from sosn.power_norm import check_name
-from sosn.recipe.old_keys import sort_model, without_gone
+from sosn.recipe.old_keys import sort_model, drop_removed
 from sosn.recipe.sections import (
     SECTIONS,
     DataSection,
@@ -158,7 +158,7 @@ def from_table(table: Mapping[str, Any], where: str) -> Recipe:
     for name in SECTIONS:
         if not isinstance(table.get(name, {}), Mapping):
             raise UsageError(f"{where}: {name!r} is a section, written [{name}]")
-    values = {name: without_gone(name, table.get(name, {})) for name in SECTIONS}
+    values = {name: drop_removed(name, table.get(name, {})) for name in SECTIONS}
     for name, old in sort_model(values["model"]).items():
         values[name] = old if name == "model" else old | values[name]
     sections: dict[str, Any] = check_options(given, known, "")

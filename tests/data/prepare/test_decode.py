@@ -132,11 +132,11 @@ def test_a_process_that_is_killed_is_an_error_and_loses_nothing(photos: list[sto
 def test_processes_decode_many_image_files_on_several_cores(photos: list[store.Entry], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "IMAGES", 11)
     monkeypatch.setattr(decode, "cores", lambda: decode.CORES)
-    assert decode.pays(photos)
-    assert not decode.pays(photos[1:])
-    assert not decode.pays([*photos, store.Entry("train", "one", "many.npz", row=0)])
+    assert decode.processes_are_faster(photos)
+    assert not decode.processes_are_faster(photos[1:])
+    assert not decode.processes_are_faster([*photos, store.Entry("train", "one", "many.npz", row=0)])
     monkeypatch.setattr(decode, "cores", lambda: decode.CORES - 1)
-    assert not decode.pays(photos)
+    assert not decode.processes_are_faster(photos)
 
 
 def test_a_process_that_decodes_does_without_pytorch() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from sosn.data.bank import SPLITS, Bank
 from sosn.data.image import read_image
-from sosn.data.listing import LabelledFile, class_files, from_list, warn_left_out
+from sosn.data.listing import LabelledFile, class_files, from_list, warn_skipped
 from sosn.data.pixels import LARGEST
 from sosn.errors import DataError, MissingSplitError, UsageError
 
@@ -54,10 +54,10 @@ def _from_folders(root: Path) -> list[LabelledFile]:
     pictures: list[LabelledFile] = []
     others: list[Path] = []
     for split in named or [""]:
-        classes, left_out = class_files(root / split)
+        classes, skipped_files = class_files(root / split)
         pictures += [LabelledFile(file, label, split) for label, files in classes.items() for file in files]
-        others += left_out
-    warn_left_out(root, others)
+        others += skipped_files
+    warn_skipped(root, others)
     return pictures
 
 

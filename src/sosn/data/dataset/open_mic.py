@@ -150,7 +150,7 @@ def open_mic(
     if shared and (train_domain == test_domain or "any" in (train_domain, test_domain)):
         raise UsageError(f"train={train!r} and test={test!r} share photos of {', '.join(sorted(shared))}: choose others")
     wanted, domain = sides["test" if split == "test" else "train"]
-    keep = _keeper(wanted, domain, size)
+    keep = _class_filter(wanted, domain, size)
     if split != "test":
         names = sorted({name for name, origin in _classes(size) if keep(name, origin)})
         order = torch.randperm(len(names), generator=generator("open-mic val", split_seed)).tolist()
@@ -180,7 +180,7 @@ def _places(wanted: str) -> set[str]:
     return places
 
 
-def _keeper(wanted: str, domain: Domain, size: int) -> Callable[[str, str], bool]:
+def _class_filter(wanted: str, domain: Domain, size: int) -> Callable[[str, str], bool]:
     """Return a function that selects the classes of a union and a domain. Refuses exhibitions that were not prepared."""
     places = _places(wanted)
     prepared = {name.split("/")[0] for name, _ in _classes(size)}

@@ -81,7 +81,7 @@ def prepare_dataset(
         raise DataError(f"{str(source)!r} does not exist: pass the folder or archive with {name}")
     dataset = CATALOG[name]
     home().mkdir(parents=True, exist_ok=True)
-    _sweep()
+    _remove_stale()
     with tempfile.TemporaryDirectory(dir=home(), prefix=f"unpacked-{os.getpid()}-") as folder:
         root = source
         archives = _archives(source, dataset.archives)
@@ -96,7 +96,7 @@ def prepare_dataset(
     return summary(name, size or dataset.size)
 
 
-def _sweep() -> None:
+def _remove_stale() -> None:
     """Remove the temporary folders of processes that have ended."""
     for folder in home().glob("unpacked-*"):
         number = folder.name.split("-")[1]

@@ -48,7 +48,7 @@ def decode(entries: Sequence[Readable], done: int, batch: int, how: How) -> Gene
     batches = [(first, entries[first : first + batch]) for first in range(done, len(entries), batch)]
     count = max(1, min(cores(), len(batches), MOST))
     pool: Executor
-    if pays(entries[done:]):
+    if processes_are_faster(entries[done:]):
         context = multiprocessing.get_context("spawn")  # forking a process with threads may hang
         pool = ProcessPoolExecutor(count, context, start, (how,))
         tasks = [pool.submit(decode_files, first, [(entry.file, entry.crop) for entry in part]) for first, part in batches]
@@ -73,7 +73,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def pays(entries: Sequence[Readable]) -> bool:
+def processes_are_faster(entries: Sequence[Readable]) -> bool:
     """Whether processes are faster. Array files are read by threads, because each process would hold a copy."""
     return cores() >= CORES and len(entries) >= IMAGES and all(entry.row is None for entry in entries)
 
