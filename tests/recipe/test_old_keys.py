@@ -213,9 +213,9 @@ def test_a_timm_prototype_of_the_last_version_is_a_nearest_prototype_on_a_timm_e
     torch.save(weights, tmp_path / "weights.pth")
     today = open_timm("test_resnet", tmp_path / "weights.pth", input_size=64)
     today.preprocessing = again.preprocessing
-    images = torch.rand(1, 5, 3, 64, 64)
+    pictures = torch.rand(1, 5, 3, 64, 64)
     with torch.no_grad():
-        torch.testing.assert_close(again.encode(images[0]), today.encode(images[0]))
+        torch.testing.assert_close(again.encode(pictures[0]), today.encode(pictures[0]))
     assert again.config["encoder"] == {"name": "timm", "model": "test_resnet"}
     assert (again.config["preprocessing"]["mean"], again.metric, again.scale) == ([0.5, 0.4, 0.3], "cosine", 10.0)
     save_method(tmp_path / "new.safetensors", again)

@@ -15,7 +15,7 @@ from sosn.errors import UsageError
 from sosn.method import method_class, method_options
 from sosn.method.test_time import TestTimeAugmentation
 from sosn.power_norm import check_name
-from sosn.recipe.old_keys import sort_model, drop_removed
+from sosn.recipe.old_keys import drop_removed, sort_model
 from sosn.recipe.sections import (
     SECTIONS,
     DataSection,
