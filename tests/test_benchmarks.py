@@ -164,7 +164,7 @@ def test_settings_of_test_time_augmentation_are_held_against_none_on_the_same_ep
     assert rows[1]["difference"] != 0
 
 
-def test_figures_of_further_protocols_are_put_into_a_card_and_take_the_place_of_their_own(
+def test_results_of_further_protocols_are_added_to_a_card_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for suffix in ("safetensors", "json"):

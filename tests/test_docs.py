@@ -71,7 +71,7 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def test_the_page_on_methods_says_what_each_method_declares() -> None:
+def test_the_page_on_methods_lists_what_each_method_declares() -> None:
     text = (ROOT / "docs/methods.md").read_text("utf-8")
     for name, method in METHODS.items():
         row = next(line for line in text.splitlines() if line.startswith(f"| `{name}` |"))

@@ -57,10 +57,10 @@ SUPPORT, QUERY = torch.rand(2, 3, 1, 1, 8, 8), torch.rand(2, 4, 1, 8, 8)
 @pytest.mark.parametrize(
     ("support", "query", "labels", "message"),
     [
-        (SUPPORT[0], QUERY, None, "not 3×1×1×8×8 and 2×4×1×8×8: add the axes that are missing"),
+        (SUPPORT[0], QUERY, None, "not 3×1×1×8×8 and 2×4×1×8×8: add the missing axes"),
         (SUPPORT, QUERY[0], None, "not 2×3×1×1×8×8 and 4×1×8×8"),
-        (SUPPORT[:1], QUERY, None, "support holds 1 episodes and query 2"),
-        (SUPPORT.expand(-1, -1, -1, 3, -1, -1), QUERY, None, "support images have 3 channels and query images 1"),
+        (SUPPORT[:1], QUERY, None, "support has 1 episodes and query 2"),
+        (SUPPORT.expand(-1, -1, -1, 3, -1, -1), QUERY, None, "support images have 3 channels, query images 1"),
         (SUPPORT[:, :0], QUERY, None, "cannot be empty"),
         (SUPPORT[:, :, :0], QUERY, None, "cannot be empty"),
         (SUPPORT, QUERY[:, :0], None, "cannot be empty"),

@@ -50,7 +50,7 @@ def test_the_page_shows_the_example_and_nothing_else() -> None:
 
 
 @pytest.mark.slow
-def test_a_method_of_ones_own_is_trained_saved_loaded_and_classifies(tmp_path: Path) -> None:
+def test_a_custom_method_trains_saves_loads_and_classifies(tmp_path: Path) -> None:
     recipe = sosn.override("glyphs-5w1s", ["method=strongest_response", "scale=20", *SMALL])
     assert recipe.training.loss == "cross_entropy"
     result = sosn.train(recipe, tmp_path / "run")
@@ -63,7 +63,7 @@ def test_a_method_of_ones_own_is_trained_saved_loaded_and_classifies(tmp_path: P
 
 
 @pytest.mark.slow
-def test_an_encoder_norm_and_dataset_of_ones_own_work_together(tmp_path: Path) -> None:
+def test_a_custom_encoder_norm_and_dataset_work_together(tmp_path: Path) -> None:
     words = ["data=stripes", "classes=6", "encoder=wide", "kernel=3", "power_norm=softsign", "eta=50", *SMALL]
     recipe = sosn.override("glyphs-5w1s", words)
     assert recipe.encoder.options["kernel"] == 3
@@ -73,7 +73,7 @@ def test_an_encoder_norm_and_dataset_of_ones_own_work_together(tmp_path: Path) -
     assert loaded.config["power_norm"] == "softsign"
 
 
-def test_a_norm_of_ones_own_is_its_formula() -> None:
+def test_a_custom_norm_computes_its_formula() -> None:
     m = torch.linspace(-1, 1, 9)
     torch.testing.assert_close(PowerNorm("softsign", 50.0)(m, 361), 50 * m / (1 + (50 * m).abs()))
 

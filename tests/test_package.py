@@ -19,8 +19,8 @@ def test_the_build_takes_the_version_from_the_package_without_pytorch(tmp_path: 
     (tmp_path / "torch.py").write_text("raise RuntimeError('imported')", "utf-8")
     script = f"from setuptools.config.expand import read_attr; print(read_attr({attribute!r}, {{'': 'src'}}, {str(ROOT)!r}))"
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    told = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
-    assert (told.stdout.strip(), told.stderr) == (sosn.__version__, "")
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == (sosn.__version__, "")
 
 
 def test_the_citation_names_the_version() -> None:

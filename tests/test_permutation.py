@@ -22,7 +22,7 @@ def test_permutations_are_permutations_and_distinct() -> None:
     assert len(set(map(tuple, drawn))) == 10
 
 
-def test_all_permutations_of_a_few_features_can_be_asked_for() -> None:
+def test_all_permutations_of_a_few_features_can_be_drawn() -> None:
     drawn = draw_permutations(4, 24, seed=0)
     assert len(set(map(tuple, drawn.tolist()))) == 24
 
@@ -40,7 +40,7 @@ def test_more_permutations_begin_with_the_fewer() -> None:
 
 @pytest.mark.parametrize(("size", "count"), [(3, 7), (1, 2), (2, 3)])
 def test_more_permutations_than_exist_are_refused(size: int, count: int) -> None:
-    with pytest.raises(UsageError, match=f"{count} distinct permutations of {size} features do not exist"):
+    with pytest.raises(UsageError, match=f"permutations is {count}; {size} features have only"):
         draw_permutations(size, count, seed=0)
 
 

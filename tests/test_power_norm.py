@@ -83,7 +83,7 @@ def test_maxexp_pm_is_the_difference_of_powers(eta: float, rho: float) -> None:
     close(maxexp_pm(SIGNED, eta, rho), expected)
 
 
-def test_maxexp_pm_weighs_both_signs_equally_unless_asked() -> None:
+def test_maxexp_pm_weighs_both_signs_equally_by_default() -> None:
     close(maxexp_pm(SIGNED, 9.0), maxexp_pm(SIGNED, 9.0, rho=0.5), 0)
     close(maxexp_pm(SIGNED, 9.0), -maxexp_pm(-SIGNED, 9.0), 0)
 
@@ -412,9 +412,9 @@ def test_a_registered_norm_of_positive_evidence_refuses_features_of_both_signs(r
         SoSN(channels=1, input_size=28, power_norm=registered, encoder={"features": "linear"})
 
 
-def test_names_of_sosn_s_own_norms_are_not_given_away() -> None:
+def test_names_of_built_in_norms_cannot_be_registered() -> None:
     for name in NAMES:
-        with pytest.raises(UsageError, match=f"power norm '{name}' is one of sosn's own: choose another name"):
+        with pytest.raises(UsageError, match=f"power norm '{name}' is built in: choose another name"):
             register_power_norm(name, root_of_count)
     assert not _REGISTERED
 

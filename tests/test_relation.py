@@ -56,7 +56,7 @@ def test_every_relation_with_every_norm_follows_its_formula(
 @pytest.mark.parametrize("shift", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("power_norm", ["sigme", "maxexp_pm"])
 @pytest.mark.parametrize("relation", RELATIONS)
-def test_every_relation_of_signed_features_shifts_by_its_own_means(
+def test_every_relation_of_signed_features_is_shifted_by_its_means(
     relation: str, power_norm: str, shift: float, shot: int
 ) -> None:
     options = Options(relation, power_norm, eta=7.0, rho=0.3, softness=80.0, shift=shift, alpha=0.6)

@@ -35,7 +35,7 @@ def test_autocorrelation_is_the_average_outer_product_of_shifted_vectors(shift: 
     torch.testing.assert_close(autocorrelation(phi, shift), looped_autocorrelation(phi, shift), rtol=1e-12, atol=1e-14)
 
 
-def test_autocorrelation_is_not_shifted_unless_asked() -> None:
+def test_autocorrelation_is_not_shifted_by_default() -> None:
     phi = random(4, 7)
     torch.testing.assert_close(autocorrelation(phi), looped_autocorrelation(phi, 0.0), rtol=1e-12, atol=1e-14)
 

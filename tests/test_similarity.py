@@ -84,5 +84,7 @@ def test_a_stream_for_each_permutation_averages_logits() -> None:
 
 @pytest.mark.parametrize(("permutations", "streams"), [(3, 2), (1, 2), (3, 0)])
 def test_other_numbers_of_streams_are_refused(permutations: int, streams: int) -> None:
-    with pytest.raises(UsageError, match=f"streams is {streams}; with {permutations} permutations it is 1 or {permutations}"):
+    with pytest.raises(
+        UsageError, match=f"streams is {streams}; with {permutations} permutations it must be 1 or {permutations}"
+    ):
         SimilarityStreams(permutations, streams, channels=2, rows=48)

@@ -1,6 +1,6 @@
 """Few-shot image recognition with second-order similarity networks.
 
-Names are loaded when they are first used, so that `import sosn` and `sosn --help` need no PyTorch.
+Names are imported on first use, so `import sosn` and `sosn --help` do not load PyTorch.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""`python -m sosn` is `sosn`."""
+"""Run the command line as `python -m sosn`."""
 
 from sosn.cli import main
 

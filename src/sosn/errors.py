@@ -1,16 +1,16 @@
-"""What can go wrong in a way the user can mend. Every message says what, where and what to do."""
+"""Errors that a user can fix. Every message says what is wrong, where, and what to do."""
 
 
 class SosnError(Exception):
-    """Base of all errors that sosn raises on purpose; the command line prints its message and exits with 1."""
+    """Base class of all errors that sosn raises; the command line prints the message and exits with 1."""
 
 
 class SosnWarning(UserWarning):
-    """Something a user should know that does not stop the work; the command line prints it as a note."""
+    """Base class of all warnings; the command line prints the message as a note and goes on."""
 
 
 class UsageError(SosnError, ValueError):
-    """An argument, option or recipe key that makes no sense; the command line exits with 2."""
+    """An invalid argument, option or recipe key; the command line exits with 2."""
 
 
 class DataError(SosnError):
@@ -18,24 +18,24 @@ class DataError(SosnError):
 
 
 class CheckpointError(SosnError):
-    """Saved weights that are missing, damaged or of another architecture."""
+    """Saved weights that are missing, damaged or from another architecture."""
 
 
 class TrainingError(SosnError):
-    """Training that cannot go on, for example after a loss of NaN."""
+    """Training that cannot continue, for example because the loss is NaN."""
 
 
 class UntrainedError(SosnError):
-    """A learnt method that was never trained, asked for answers it could only guess."""
+    """A prediction was requested from a method that has not been trained."""
 
 
 class MissingSplitError(DataError):
-    """A dataset that has no train, val or test part."""
+    """A dataset without the requested train, val or test split."""
 
 
 class TooFewError(DataError):
-    """Classes or images that are too few for the episodes that are wanted."""
+    """Too few classes or images for the requested episodes."""
 
 
 class NotFittedError(SosnError, ValueError, AttributeError):
-    """A classifier asked for answers before it was shown any class; a ValueError and AttributeError as scikit-learn's is."""
+    """A classifier was used before fit. Also a ValueError and an AttributeError, as in scikit-learn."""

@@ -1,4 +1,4 @@
-"""Permutations Π of second-order matrices, so that the local filters of the similarity net see different neighbours."""
+"""Permutations Π of second-order matrices, which give the similarity net's local filters other neighbours."""
 
 import math
 from typing import Any
@@ -11,11 +11,14 @@ from sosn.util.seeding import generator
 
 
 def draw_permutations(size: int, count: int, seed: int) -> Tensor:
-    """P distinct permutations of 0…size−1, the first of them the identity, as integers (P, size)."""
+    """Draw P distinct permutations of 0…size−1, as integers (P, size). The first is the identity.
+
+    Refuses a count below 1 or above the number of distinct permutations.
+    """
     if count < 1:
-        raise UsageError(f"permutations is {count}; 1 is the plain model")
+        raise UsageError(f"permutations is {count}; it must be 1 (none) or more")
     if size < 12 and count > math.factorial(size):
-        raise UsageError(f"{count} distinct permutations of {size} features do not exist")
+        raise UsageError(f"permutations is {count}; {size} features have only {math.factorial(size)}")
     draw = generator("permutations", seed)
     chosen = [tuple(range(size))]
     while len(chosen) < count:
@@ -26,23 +29,24 @@ def draw_permutations(size: int, count: int, seed: int) -> Tensor:
 
 
 def permute(matrices: Tensor, permutations: Tensor) -> Tensor:
-    """ΠₚᵀMΠₚ for every p (Eq. 11): (…, C, K, K) → (…, P, C, K, K), by indexing rows and columns with Π."""
+    """Compute ΠₚᵀMΠₚ for every p (Eq. 11), by indexing rows and columns: (…, C, K, K) → (…, P, C, K, K)."""
     permuted: Tensor = _Permute.apply(matrices, permutations)
     return permuted
 
 
 class _Permute(torch.autograd.Function):
-    """Gathers in both directions: the scatter that indexing has for a gradient adds in an order that threads decide."""
+    """Gather in both directions: the gradient of indexing is a scatter, whose order of additions is not deterministic."""
 
     @staticmethod
     def forward(ctx: Any, matrices: Tensor, permutations: Tensor) -> Tensor:
         ctx.save_for_backward(permutations)
-        return torch.stack([_reorder(matrices, one) for one in permutations], -4)
+        return torch.stack([_reorder(matrices, permutation) for permutation in permutations], -4)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (permutations,) = ctx.saved_tensors
-        parts = [_reorder(part, one.argsort()) for part, one in zip(gradient.unbind(-4), permutations, strict=True)]
+        inverses = permutations.argsort(-1)
+        parts = [_reorder(part, inverse) for part, inverse in zip(gradient.unbind(-4), inverses, strict=True)]
         return torch.stack(parts).sum(0), None
 
 

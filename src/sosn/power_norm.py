@@ -1,7 +1,7 @@
-"""Power normalisation: element-wise functions that tell whether features co-occur and forget how often.
+"""Power normalisation: element-wise functions that keep whether features co-occur, and discard how often.
 
-Each takes any tensor of co-occurrences m and returns one of the same shape, in float32 where m is half precision. Values
-are exact; where a derivative is infinite (Gamma at 0) the gradient is 0. The base 1 − m of MaxExp is clamped at 0.
+Each function takes a tensor of co-occurrences m of any shape and returns a tensor of the same shape, in float32 if m has half
+precision. Where a derivative is infinite (Gamma at 0), the gradient is 0. The base 1 − m of MaxExp is clamped at 0.
 """
 
 import math
@@ -20,18 +20,18 @@ _REGISTERED: "dict[str, tuple[Callable[[Tensor, float], Tensor], bool]]" = {}
 
 
 def register_power_norm(name: str, function: Callable[[Tensor, float], Tensor], signed: bool = True) -> None:
-    """Make a power normalisation known by a name, for `power_norm=` and recipes.
+    """Register a power normalisation under a name, for `power_norm=` and recipes.
 
-    function takes co-occurrences m of any shape and eta (N, the number of feature vectors, where eta is None) and returns a
-    tensor of the same shape. signed: whether it takes negative co-occurrences.
+    function takes co-occurrences m of any shape and eta (N, the number of feature vectors, if eta is None), and returns a
+    tensor of the same shape. signed: whether it accepts negative co-occurrences. Refuses the name of a built-in function.
     """
     if name in NAMES:
-        raise UsageError(f"power norm {name!r} is one of sosn's own: choose another name")
+        raise UsageError(f"power norm {name!r} is built in: choose another name")
     _REGISTERED[name] = (function, signed)
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that no power normalisation has."""
+    """Raise UsageError if no power normalisation has this name."""
     known = (*NAMES, *_REGISTERED)
     if name not in known:
         raise UsageError(f"power_norm is {name!r}{nearest(name, known)}; choose one of {', '.join(known)}")
@@ -40,14 +40,14 @@ def check_name(name: str) -> None:
 def _refuse_negative(m: Tensor, name: str) -> None:
     if torch.any(m < 0):
         raise UsageError(
-            f"{name} is defined for co-occurrences of at least 0, and the input goes down to {m.min().item():.3g}: "
+            f"{name} takes co-occurrences of 0 or more, and the input goes down to {m.min().item():.3g}: "
             "use sigme, asinhe or maxexp_pm, or features after ReLU with shift=0"
         )
 
 
-def _require(condition: bool, sentence: str) -> None:
+def _require(condition: bool, message: str) -> None:
     if not condition:
-        raise UsageError(sentence)
+        raise UsageError(message)
 
 
 @full_precision
@@ -60,7 +60,7 @@ def gamma(m: Tensor, gamma: float) -> Tensor:
 
 @full_precision
 def _power(m: Tensor, exponent: float) -> Tensor:
-    """m^γ for m ≥ 0, with a gradient of 0 at 0 where the derivative is infinite."""
+    """m^γ for m ≥ 0. The gradient at 0 is 0, where the derivative is infinite."""
     if exponent == 1:
         return m
     positive = m > 0
@@ -93,7 +93,7 @@ def asinhe(m: Tensor, gamma: float) -> Tensor:
 def sigme(m: Tensor, eta: float) -> Tensor:
     """SigmE: 2/(1 + e^(−η′m)) − 1, computed as its equal tanh(η′m/2) (Remark 5, Eq. 4).
 
-    It approximates MaxExp(±) at ρ = 0.5: about 0.13 apart at most with η′ = η, 0.04 with the best η′ ≈ 0.75 η.
+    It approximates MaxExp(±) at ρ = 0.5: the largest difference is about 0.13 with η′ = η, and 0.04 with the best η′ ≈ 0.75 η.
     """
     _require(0 < eta < math.inf, f"eta is {eta}; the slope η′ must be above 0 and finite")
     return torch.tanh(0.5 * eta * m)
@@ -103,9 +103,9 @@ def sigme(m: Tensor, eta: float) -> Tensor:
 def maxexp_pm(m: Tensor, eta: float, rho: float = 0.5, softness: float | None = None) -> Tensor:
     """MaxExp(±): (1 − (1−ρ)·max(0,−m))^η − (1 − ρ·max(0,m))^η (Prop. 3, Eq. 12, 14, 15).
 
-    The probability of at least one co-occurrence minus that of at least one negative one. softness is the α of the soft
-    maximum (1/α)·log(e^(αx) + e^(αy)), with α ≫ η; None means the hard maximum, whose derivative has a step at 0 where
-    ρ ≠ 0.5 (the gradient at 0 is then the one from the right).
+    The probability of at least one co-occurrence minus that of at least one negative co-occurrence. softness is the α of the
+    soft maximum (1/α)·log(e^(αx) + e^(αy)), with α ≫ η. None means the hard maximum, whose derivative jumps at 0 unless
+    ρ = 0.5; the gradient at 0 is the right-hand derivative.
     """
     _require(0 < eta < math.inf, f"eta is {eta}; the number of trials η must be above 0 and finite")
     _require(0 <= rho <= 1, f"rho is {rho}; the share ρ of positive evidence must lie between 0 and 1")
@@ -120,7 +120,7 @@ def maxexp_pm(m: Tensor, eta: float, rho: float = 0.5, softness: float | None = 
 
 @dataclass(frozen=True)
 class PowerNorm:
-    """One of the functions above with its parameters, as a function of a tensor. eta=None means N, the number of vectors."""
+    """A power normalisation by name, with its parameters, as a callable. eta=None means N, the number of feature vectors."""
 
     name: str = "sigme"
     eta: float | None = 100.0
@@ -130,14 +130,14 @@ class PowerNorm:
 
     def __post_init__(self) -> None:
         check_name(self.name)
-        nothing = torch.zeros(())  # refuses bad parameters here, before any training
+        zero = torch.zeros(())  # a trial run, to refuse bad parameters before training
         match self.name:
             case "gamma":
-                gamma(nothing, 0.5 if self.gamma is None else self.gamma)
+                gamma(zero, 0.5 if self.gamma is None else self.gamma)
             case "maxexp":
-                maxexp(nothing, 1.0 if self.eta is None else self.eta)
+                maxexp(zero, 1.0 if self.eta is None else self.eta)
             case _:
-                self(nothing, vectors=1)
+                self(zero, vectors=1)
 
     @property
     def signed(self) -> bool:
@@ -145,7 +145,7 @@ class PowerNorm:
         return _REGISTERED[self.name][1] if self.name in _REGISTERED else self.name not in ("gamma", "maxexp")
 
     def __call__(self, m: Tensor, vectors: int) -> Tensor:
-        """Normalise m, which was averaged over so many feature vectors."""
+        """Normalise co-occurrences m, an average over `vectors` feature vectors. The shape is kept."""
         eta = float(vectors) if self.eta is None else self.eta
         match self.name:
             case "sigme":
@@ -155,7 +155,7 @@ class PowerNorm:
             case "maxexp_pm":
                 return maxexp_pm(m, eta, self.rho, self.softness)
             case "maxexp":
-                return _at_least_one(m, eta)  # never negative here, and looking would stall a GPU
+                return _at_least_one(m, eta)  # never negative here, and the check would wait for the GPU
             case "gamma":
                 return _power(m, 0.5 if self.gamma is None else self.gamma)
             case "none":

@@ -1,4 +1,4 @@
-"""Feature maps Φ (K×N) to second-order matrices M (K×K), and to moments of any order."""
+"""Second-order matrices M (K×K) of feature maps Φ (K×N), and moments of any order."""
 
 import math
 
@@ -11,7 +11,7 @@ from sosn.util.precision import full_precision
 
 @full_precision
 def shift_mean(features: Tensor, shift: float) -> Tensor:
-    """Subtract a part β of the mean feature vector: φ := φ − βμ, 0 ≤ β ≤ 1 (Remark 1). Shape (…, K, N) is kept."""
+    """Subtract β times the mean feature vector: φ := φ − βμ, 0 ≤ β ≤ 1 (Remark 1). The shape (…, K, N) is kept."""
     if not 0.0 <= shift <= 1.0:
         raise UsageError(f"mean shift β is {shift}; it must lie between 0 and 1")
     return features if shift == 0.0 else features - shift * features.mean(-1, keepdim=True)
@@ -29,12 +29,12 @@ def autocorrelation(features: Tensor, shift: float = 0.0) -> Tensor:
 
 @full_precision
 def trace_normalise(matrix: Tensor, eps: float = 1e-6) -> Tensor:
-    """M / (Tr M + λ): entries of an autocorrelation then lie between −1 and 1 (Eq. 4, right). (…, K, K) → (…, K, K)."""
+    """Divide by the trace, M / (Tr M + λ), so that entries lie between −1 and 1 (Eq. 4, right). (…, K, K) → (…, K, K)."""
     return matrix / (trace(matrix) + eps)
 
 
 def trace(matrix: Tensor) -> Tensor:
-    """Trace of each matrix, with two trailing axes of length 1 so that it broadcasts. (…, K, K) → (…, 1, 1)."""
+    """Trace of each matrix, with two trailing axes of length 1 for broadcasting. (…, K, K) → (…, 1, 1)."""
     return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
 
 
@@ -42,7 +42,7 @@ def trace(matrix: Tensor) -> Tensor:
 def upper_triangle(matrices: Tensor, isometric: bool = False) -> Tensor:
     """Entries on and above the diagonal: (…, K, K) → (…, K·(K+1)/2).
 
-    isometric: those above it times √2, so that vectors of symmetric matrices have the matrices' inner products.
+    isometric: multiply the entries above the diagonal by √2, so that inner products of symmetric matrices are preserved.
     """
     size = matrices.shape[-1]
     rows, columns = torch.triu_indices(size, size, device=matrices.device)
@@ -58,7 +58,7 @@ def tensor_moment(features: Tensor, order: int) -> Tensor:
     features: (…, K, N); returns (…, K, …, K) with r axes of length K. Refuses an order below 1.
     """
     if order < 1:
-        raise UsageError(f"order is {order}; a moment has order 1 or higher")
+        raise UsageError(f"order is {order}; it must be 1 or more")
     vectors = features.mT  # (…, N, K)
     power = vectors
     for _ in range(order - 1):

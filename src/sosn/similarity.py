@@ -1,4 +1,4 @@
-"""The similarity network s(ψ): how alike a class and a query are (Fig. 2)."""
+"""The similarity network s(ψ), which scores a class and a query (Fig. 2)."""
 
 import sys
 from typing import cast
@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from sosn.errors import UsageError
 from sosn.kernel.blocks import block, run, run_pairs
 
-WIDTH, HIDDEN = 64, 8  # filters a block, units of the first fully connected layer
+WIDTH, HIDDEN = 64, 8  # filters per block, units of the first fully connected layer
 
 
 class SimilarityNet(nn.Module):
     """Four blocks of 3×3 convolution (no padding), batch norm, ReLU and 2×2 max-pooling, then FC 8, ReLU, FC 1.
 
-    Descriptors (B, channels, rows, rows) → logits (B,). Its size depends on the rows of the matrices, not on the images:
+    Descriptors (B, channels, rows, rows) → logits (B,). Its size depends on the size of the matrices, not of the images:
     64 → 31 → 14 → 6 → 2. Refuses matrices that are too small for four blocks.
     """
 
@@ -38,9 +38,9 @@ class SimilarityNet(nn.Module):
         return self._finish(run(self.blocks, descriptors))
 
     def pairs(self, support: Tensor, query: Tensor, at_once: int = sys.maxsize) -> Tensor:
-        """Logits (E, Q, L) of every pair of support (E, L, P, S, K, K) and query (E, Q, P, S, K, K), stacked.
+        """Logits (E, Q, L) of all stacked pairs of support (E, L, P, S, K, K) and query (E, Q, P, S, K, K).
 
-        With running statistics, about so many pairs are held at once.
+        at_once: about how many pairs are in memory at a time, if batch norm uses running statistics.
         """
         maps = run_pairs(self.blocks, support, query, at_once)
         return self._finish(maps.flatten(0, 2)).view(maps.shape[:3])
@@ -50,15 +50,15 @@ class SimilarityNet(nn.Module):
 
 
 class SimilarityStreams(nn.Module):
-    """One similarity net for all P permuted descriptors, or one for each ("multiple-similarity") with logits averaged.
+    """One similarity net for all P permuted descriptors, or one for each ("multiple-similarity"), with averaged logits.
 
-    Descriptors (B, P, channels, rows, rows) → logits (B,).
+    Descriptors (B, P, channels, rows, rows) → logits (B,). Refuses streams other than 1 and P.
     """
 
     def __init__(self, permutations: int, streams: int, channels: int, rows: int) -> None:
         super().__init__()
         if streams not in (1, permutations):
-            raise UsageError(f"streams is {streams}; with {permutations} permutations it is 1 or {permutations}")
+            raise UsageError(f"streams is {streams}; with {permutations} permutations it must be 1 or {permutations}")
         inputs = channels * permutations // streams
         self.nets = nn.ModuleList(SimilarityNet(inputs, rows) for _ in range(streams))
 
@@ -69,7 +69,7 @@ class SimilarityStreams(nn.Module):
         return torch.stack(logits).mean(0)
 
     def pairs(self, support: Tensor, query: Tensor, at_once: int = sys.maxsize) -> Tensor:
-        """Logits (E, Q, L) of every pair, as SimilarityNet.pairs gives them."""
+        """Logits (E, Q, L) of all pairs, as in SimilarityNet.pairs."""
         if len(self.nets) == 1:
             return cast(SimilarityNet, self.nets[0]).pairs(support, query, at_once)
         parts = zip(self.nets, support.split(1, 2), query.split(1, 2), strict=True)

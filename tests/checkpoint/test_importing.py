@@ -202,7 +202,7 @@ def test_the_encoder_of_a_model_is_frozen_under_a_nearest_prototype(cli: Cli, tm
         (["metric=near"], "metric is 'near'"),
         (["steps=3"], "has no key 'steps'"),
         (["metric"], "'metric' is not key=value"),
-        (["--metric=cosine"], "settings are words without dashes"),
+        (["--metric=cosine"], "write settings without dashes"),
     ):
         code, _, err = cli("import", "frozen", "glyphs", "--out", "other", *words)
         assert code == 2

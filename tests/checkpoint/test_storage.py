@@ -281,7 +281,7 @@ def test_when_the_disk_is_full_the_old_file_is_whole_and_nothing_is_left_beside_
     command = [sys.executable, "-c", FILL_THE_DISK, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert f"SosnError cannot write {str(path)!r}" in done.stdout
-    assert "what stood there before is untouched" in done.stdout
+    assert "the old file, if any, is unchanged" in done.stdout
     assert path.read_bytes() == before
     assert load_tensors(path)[1] == {"version": 1}
     assert list(tmp_path.iterdir()) == [path]

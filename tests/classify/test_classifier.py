@@ -133,7 +133,7 @@ def test_a_failed_partial_fit_changes_nothing(bank: Bank, drawings: list[np.ndar
     support, labels, queries = _split(bank, drawings, [1] * WAY)
     classifier = FewShotClassifier("glyphs").fit(support, labels)
     before = classifier.similarities(queries)
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="does not exist"):
         classifier.partial_fit([support[0], "/nowhere.png"], [9, 9])
     with pytest.raises(UsageError, match="earlier labels were int"):
         classifier.partial_fit(support[:1], ["word"])
@@ -228,7 +228,7 @@ def test_a_method_that_needs_equal_shots_says_so(drawings: list[np.ndarray]) -> 
         ([np.zeros((8, 8), np.uint8)], [None], "they must be strings or integers"),
         (np.zeros((8, 8, 3), np.uint8), [1] * 8, "put a single image in a list"),
         (torch.zeros(3, 8, 8), [1, 2, 3], "put a single image in a list"),
-        (np.zeros((5, 64)), [1] * 5, "not a stack of images"),
+        (np.zeros((5, 64)), [1] * 5, "not a batch of images"),
         ([np.zeros(64)], [1], r"has shape \(64,\)"),
         ([np.full((8, 8), 255.0)], [1], "divide by 255"),
         ([np.full((8, 8), np.nan)], [1], "lie between 0 and 1"),

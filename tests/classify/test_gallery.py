@@ -86,7 +86,7 @@ def test_classes_are_added_and_removed_and_found_again_when_it_is_opened(bank: B
 
 def test_nothing_is_added_where_one_class_cannot_be(bank: Bank, gallery: Gallery) -> None:
     images = bank.images[:1]
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="does not exist"):
         gallery.add_classes({"new": images, "torn": ["/nowhere.png"]})
     with pytest.raises(UsageError, match="is already in the gallery: remove it first"):
         gallery.add_classes({"new": images, bank.names[0]: images})

@@ -166,7 +166,7 @@ def test_models_are_listed(cli: Cli) -> None:
         (("train", "glyphs-5w1s", "steps=many"), 2, "must be a whole number"),
         (("train", "glyphs-5w1s", "eta=-1"), 2, "eta is -1.0"),
         (("train", "glyphs-5w1s", "way=1"), 2, "way is 1"),
-        (("train", "glyphs-5w1s", "data=folder:nowhere"), 1, "nowhere': give one that holds a folder of images"),
+        (("train", "glyphs-5w1s", "data=folder:nowhere"), 1, "nowhere': pass one that has a folder of images"),
         (("train", "glyphs-5w1s", "--steps", "3"), 2, "steps=VALUE"),
         (("eval", "glyphs", "--shot=3"), 2, "shot=VALUE"),
         (("models", "glyph"), 2, "did you mean 'glyphs'?"),
@@ -266,7 +266,7 @@ def test_data_is_prepared_listed_checked_and_shown(cli: Cli, tmp_path: Path, mon
             assert picture.width > 400
     code, _, err = cli("data", "prepare", "mini-imagenet", "--from", "nowhere")
     assert code == 1
-    assert "there is no 'nowhere'" in err
+    assert "'nowhere' does not exist" in err
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -92,7 +92,7 @@ def assert_share(chosen: Tensor, probability: float) -> None:
 # What holds for all of it
 
 
-def test_nothing_asked_for_gives_the_same_episode_and_draws_nothing() -> None:
+def test_without_augmentation_the_episode_is_unchanged() -> None:
     episode, draw = random_episode(), generator()
     assert augment(episode, AugmentationSection(), draw) is episode
     assert draw.get_state().equal(generator().get_state())
@@ -136,7 +136,7 @@ def test_the_same_seed_gives_the_same_images_and_another_does_not(wanted: Augmen
 
 
 @pytest.mark.parametrize("wanted", ONE_AT_A_TIME[2:], ids=named)
-def test_every_image_is_changed_in_its_own_way(wanted: AugmentationSection) -> None:
+def test_every_image_is_augmented_differently(wanted: AugmentationSection) -> None:
     result = every(augment(repeated(torch.rand(3, 16, 16, generator=generator())), wanted, generator()))
     same = (result.unsqueeze(0) == result.unsqueeze(1)).flatten(2).all(-1)
     assert same.sum() == len(result)  # each equals itself alone
@@ -200,7 +200,7 @@ def test_values_out_of_range_are_refused_with_key_value_and_range(key: str, valu
         AugmentationSection(**{key: value})  # type: ignore[arg-type]
 
 
-def test_an_unknown_kind_of_rotation_is_refused() -> None:
+def test_an_unknown_rotation_is_refused() -> None:
     with pytest.raises(UsageError, match="rotate is 'all'; choose none, episode or image"):
         AugmentationSection(rotate="all")  # type: ignore[arg-type]
 
@@ -225,7 +225,7 @@ def test_one_right_angle_an_image_comes_in_all_four_equally_often(channels: int)
 
 @pytest.mark.parametrize("rotate", ["episode", "image"])
 def test_right_angles_refuse_images_that_are_not_square(rotate: Any) -> None:
-    with pytest.raises(UsageError, match=f"rotate is '{rotate}' and images are 8×6"):
+    with pytest.raises(UsageError, match=f"rotate is '{rotate}', which needs square images, and images are 8×6"):
         augment(random_episode(width=6), AugmentationSection(rotate=rotate), generator())
 
 
@@ -276,14 +276,14 @@ def windows(wanted: AugmentationSection, height: int, width: int, episodes: int 
     """
     x, y = centres(height, width)
     image = torch.from_numpy(np.stack((x / width + 0.5, y / height + 0.5, 0 * x))).float()
-    shown = arrays(augment(repeated(image, episodes), wanted, generator(seed)))
+    changed = arrays(augment(repeated(image, episodes), wanted, generator(seed)))
     maps = []
-    for across, down, _ in shown:
+    for across, down, _ in changed:
         inside = (abs(across - 0.5) < 0.5 - 0.501 / width) & (abs(down - 0.5) < 0.5 - 0.501 / height)  # no border repeated
         places = np.stack((x, y, np.ones_like(x)), -1)[inside]
-        seen = np.stack(((across - 0.5) * width, (down - 0.5) * height), -1)[inside]
-        solution, *_ = np.linalg.lstsq(places, seen, rcond=None)
-        np.testing.assert_allclose(places @ solution, seen, atol=1e-4)  # it is an affine map
+        mapped = np.stack(((across - 0.5) * width, (down - 0.5) * height), -1)[inside]
+        solution, *_ = np.linalg.lstsq(places, mapped, rcond=None)
+        np.testing.assert_allclose(places @ solution, mapped, atol=1e-4)  # it is an affine map
         maps.append(solution.T)
     return np.stack(maps)
 
@@ -381,7 +381,7 @@ def jittered(image: Array, brightness: float, contrast: float, saturation: float
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3])
-def test_jitter_is_brightness_then_contrast_then_saturation_of_its_own_draws(channels: int) -> None:
+def test_jitter_is_brightness_then_contrast_then_saturation(channels: int) -> None:
     episode, draws = random_episode(30, channels), generator()
     sides = [torch.stack([torch.rand(30 * count, 1, 1, 1, generator=draws) for _ in range(3)], 1) for count in (6, 4)]
     made_by = 0.6 + 0.8 * torch.cat([side.view(30, -1, 3) for side in sides], 1).flatten(0, 1)  # by episode, support first

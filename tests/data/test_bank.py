@@ -17,7 +17,7 @@ NAMES = ("ant", "bee", "cat")
 
 
 def numbered_images(count: int, channels: int = 1, size: int = 2) -> Tensor:
-    """Images whose every pixel is the image's own number."""
+    """Images in which every pixel is the number of the image."""
     return torch.arange(count, dtype=torch.uint8).view(-1, 1, 1, 1).repeat(1, channels, size, size)
 
 
@@ -42,7 +42,7 @@ def test_unsorted_labels_are_sorted_together_with_images_and_groups() -> None:
     assert bank.groups.tolist() == [10, 11, 30, 50, 51, 52]
 
 
-def test_the_tensors_given_are_left_as_they_were() -> None:
+def test_the_input_tensors_are_not_changed() -> None:
     images, labels, groups = numbered_images(6), LABELS.clone(), GROUPS.clone()
     Bank(images, labels, NAMES, groups)
     assert first_pixels(images) == [0, 1, 2, 3, 4, 5]
@@ -71,7 +71,7 @@ def test_from_classes_keeps_the_order_of_names_and_images() -> None:
     assert first_pixels(bank.images) == [3, 4, 0, 1, 2]
 
 
-def test_class_images_gives_all_images_of_a_class_and_no_other() -> None:
+def test_class_images_returns_exactly_the_images_of_a_class() -> None:
     bank = unsorted_bank()
     assert [first_pixels(bank.class_images(name)) for name in NAMES] == [[1, 4], [2], [0, 3, 5]]
 
@@ -143,7 +143,7 @@ def test_a_bank_moved_to_a_device_is_the_same_bank() -> None:
 
 
 @pytest.mark.parametrize(
-    ("images", "said"),
+    ("images", "message"),
     [
         (torch.zeros(2, 1, 4, 4), "float32"),
         (torch.zeros(2, 1, 4, 4, dtype=torch.int64), "int64"),
@@ -151,8 +151,8 @@ def test_a_bank_moved_to_a_device_is_the_same_bank() -> None:
     ],
     ids=["float", "int64", "three axes"],
 )
-def test_images_of_another_type_or_shape_are_refused_and_described(images: Tensor, said: str) -> None:
-    with pytest.raises(DataError, match=rf"M×C×H×W uint8 images, not .*{said}"):
+def test_images_of_another_type_or_shape_are_refused_and_described(images: Tensor, message: str) -> None:
+    with pytest.raises(DataError, match=rf"M×C×H×W uint8 images, not .*{message}"):
         Bank(images, torch.tensor([0, 1]), ("a", "b"))
 
 
@@ -163,7 +163,7 @@ def test_images_of_another_type_or_shape_are_refused_and_described(images: Tenso
 )
 def test_a_number_of_labels_or_groups_other_than_that_of_images_is_refused(wrong: dict[str, Any]) -> None:
     given = {"labels": torch.tensor([0, 1, 1]), "groups": None} | wrong
-    with pytest.raises(DataError, match="one label, and one group and drawer if any, for each image"):
+    with pytest.raises(DataError, match="one label for each image, and one group and one drawer"):
         Bank(numbered_images(3), given["labels"], ("a", "b"), given["groups"])
 
 
@@ -178,7 +178,7 @@ def test_a_class_without_images_is_refused_by_name_with_the_way_out() -> None:
         Bank(numbered_images(2), torch.tensor([0, 2]), NAMES)
 
 
-def test_unknown_and_doubled_class_names_are_refused() -> None:
+def test_unknown_and_duplicate_class_names_are_refused() -> None:
     images = torch.zeros(2, 1, 4, 4, dtype=torch.uint8)
     bank = Bank(images, torch.tensor([0, 1]), ("first", "second"))
     with pytest.raises(DataError, match="did you mean 'first'"):
@@ -191,7 +191,7 @@ def test_unknown_and_doubled_class_names_are_refused() -> None:
         Bank.from_classes({})
 
 
-def test_the_fingerprint_tells_shapes_and_groups_apart() -> None:
+def test_the_fingerprint_depends_on_shapes_and_groups() -> None:
     wide = Bank(torch.zeros(2, 1, 2, 8, dtype=torch.uint8), torch.tensor([0, 0]), ("a",))
     square = Bank(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), torch.tensor([0, 0]), ("a",))
     grouped = Bank(square.images, square.labels, ("a",), torch.tensor([0, 1]))

@@ -1,4 +1,4 @@
-"""Tasks of one alphabet, shown by one drawer and asked for by another, drawn here or as Lake et al. give them out."""
+"""Tasks of one alphabet, with support by one drawer and queries by another, drawn here or published by Lake et al.."""
 
 import json
 from itertools import pairwise
@@ -27,7 +27,7 @@ from tests.conftest import Cli
 
 
 @pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _temporary_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOSN_HOME", str(tmp_path / "home"))
 
 
@@ -48,7 +48,7 @@ def drawn_bank(*characters: int, people: int = 8, without: tuple[tuple[int, int,
     return Bank(pixels, torch.tensor(labels), tuple(names), drawers=torch.tensor(drawers))
 
 
-def told(bank: Bank, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def describe_rows(bank: Bank, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Alphabet, character and drawer of rows."""
     alphabet, character, drawer = bank.images[rows, :, 0, 0].unbind(-1)
     return alphabet, character, drawer
@@ -59,14 +59,14 @@ def test_a_task_shows_characters_of_one_alphabet_by_one_drawer_and_asks_for_them
     support, query = draw_indices(EpisodeSampler(bank, 4, 1, 1, "drawers"), 60, 0)
     assert support.shape == (60, 4, 1)
     assert query.shape == (60, 4)
-    shown, asked = told(bank, support[..., 0]), told(bank, query)
-    assert bool((shown[0] == shown[0][:, :1]).all())
-    assert torch.equal(shown[0], asked[0])
-    assert torch.equal(shown[1], asked[1])  # the queries are the same characters, in the order of the classes
-    assert all(len(set(row.tolist())) == 4 for row in shown[1])
-    for one in (shown[2], asked[2]):
+    first, second = describe_rows(bank, support[..., 0]), describe_rows(bank, query)
+    assert bool((first[0] == first[0][:, :1]).all())
+    assert torch.equal(first[0], second[0])
+    assert torch.equal(first[1], second[1])  # the queries are the same characters, in the order of the classes
+    assert all(len(set(row.tolist())) == 4 for row in first[1])
+    for one in (first[2], second[2]):
         assert bool((one == one[:, :1]).all())
-    assert not bool((shown[2][:, 0] == asked[2][:, 0]).any())
+    assert not bool((first[2][:, 0] == second[2][:, 0]).any())
 
 
 def test_every_alphabet_has_two_tasks_by_four_people() -> None:
@@ -75,9 +75,9 @@ def test_every_alphabet_has_two_tasks_by_four_people() -> None:
     assert sampler.usual_count == 6  # the last alphabet is too small
     for seed in range(5):
         support, query = draw_indices(sampler, 6, seed)
-        alphabet, _, drawer = told(bank, support[..., 0])
+        alphabet, _, drawer = describe_rows(bank, support[..., 0])
         assert sorted(alphabet[:, 0].tolist()) == [0, 0, 1, 1, 2, 2]
-        people = torch.stack((drawer[:, 0], told(bank, query)[2][:, 0]), 1)
+        people = torch.stack((drawer[:, 0], describe_rows(bank, query)[2][:, 0]), 1)
         for number in range(3):
             assert len(set(people[alphabet[:, 0] == number].flatten().tolist())) == 4
 
@@ -88,7 +88,7 @@ def test_more_than_ten_alphabets_give_twenty_tasks_of_ten_of_them() -> None:
     assert sampler.usual_count == 20
     used = set()
     for seed in range(8):
-        counts = told(bank, draw_indices(sampler, 20, seed)[0][..., 0])[0][:, 0].bincount()
+        counts = describe_rows(bank, draw_indices(sampler, 20, seed)[0][..., 0])[0][:, 0].bincount()
         assert sorted(counts[counts > 0].tolist()) == [2] * 10
         used |= set(counts.nonzero().flatten().tolist())
     assert used == set(range(12))
@@ -101,7 +101,7 @@ def test_over_many_seeds_all_characters_and_all_people_take_part_on_both_sides()
     assert set(support.flatten().tolist()) == set(query.flatten().tolist()) == set(range(len(bank)))
 
 
-def test_turned_alphabets_are_alphabets_of_their_own_with_the_same_drawers() -> None:
+def test_rotated_alphabets_are_separate_and_keep_their_drawers() -> None:
     bank = drawn_bank(3, 3).with_rotations()
     assert bank.drawers is not None
     assert torch.equal(bank.drawers, bank.images[:, 2, 0, 0].to(torch.int64))
@@ -117,7 +117,7 @@ def test_people_who_did_not_draw_a_whole_alphabet_have_no_part_in_its_tasks() ->
     lacking = tuple((0, 1, person) for person in (0, 3, 5))
     bank = drawn_bank(3, 3, people=6, without=lacking)
     rows = [torch.cat(one, -1) for one in zip(*_parts(bank, 3, 40), strict=True)]
-    people = told(bank, torch.stack(rows))
+    people = describe_rows(bank, torch.stack(rows))
     assert set(people[2][people[0] == 0].tolist()) == {1, 2, 4}
     assert set(people[2][people[0] == 1].tolist()) == set(range(6))
 
@@ -135,7 +135,7 @@ def test_banks_keep_their_drawers_when_they_are_sorted_or_cut() -> None:
     for one in (shuffled, bank.subset(bank.names[2:5]), bank.to("cpu")):
         assert one.drawers is not None
         assert torch.equal(one.drawers, one.images[:, 2, 0, 0].to(torch.int64))
-    with pytest.raises(DataError, match="one group and drawer if any, for each image"):
+    with pytest.raises(DataError, match="one label for each image, and one group and one drawer"):
         Bank(bank.images, bank.labels, bank.names, drawers=bank.drawers[1:])
 
 
@@ -147,9 +147,9 @@ def test_several_drawings_by_one_person_are_refused(shot: int, query: int) -> No
 
 def test_images_without_drawers_or_alphabets_are_refused() -> None:
     bank = drawn_bank(3)
-    with pytest.raises(DataError, match="images that say who drew them"):
+    with pytest.raises(DataError, match="needs the drawer of each image"):
         EpisodeSampler(Bank(bank.images, bank.labels, bank.names), 3, 1, 1, "drawers")
-    with pytest.raises(DataError, match='within="drawers" is for classes that belong to alphabets'):
+    with pytest.raises(DataError, match='within="drawers" needs classes that belong to alphabets'):
         EpisodeSampler(Bank(bank.images, bank.labels, ("a", "b", "c"), drawers=bank.drawers), 3, 1, 1, "drawers")
     with pytest.raises(DataError, match=r"'part/alphabet0/character0' has no two people who drew all its characters"):
         EpisodeSampler(drawn_bank(3, people=2, without=((0, 1, 1),)), 3, 1, 1, "drawers")
@@ -206,7 +206,7 @@ def test_lakes_partition_tests_on_the_evaluation_alphabets_and_trains_on_none_of
     }  # fmt: skip
 
 
-def test_the_command_line_evaluates_the_tasks_and_says_how_many_there_are(tmp_path: Path, cli: Cli) -> None:
+def test_the_command_line_evaluates_the_tasks_and_prints_their_number(tmp_path: Path, cli: Cli) -> None:
     omniglot_tree(tmp_path / "tree")
     prepare_dataset("omniglot", tmp_path / "tree")
     words = ("eval", "glyphs", "data=omniglot", "data.partition=lake", "within=drawers", "split=test", "way=3", "device=cpu")
@@ -230,7 +230,7 @@ def test_the_command_line_evaluates_the_tasks_and_says_how_many_there_are(tmp_pa
     assert cli(*words, "query=2")[0] == 2
     code, _, err = cli("eval", "glyphs", "within=drawers", "device=cpu")
     assert code == 1
-    assert "say who drew them" in err
+    assert "needs the drawer of each image" in err
 
 
 # Tasks as they are given out
@@ -259,7 +259,7 @@ def ink(file: Path) -> np.ndarray[Any, Any]:
     return unit
 
 
-def test_given_tasks_are_answered_item_by_item(tmp_path: Path) -> None:
+def test_published_tasks_are_evaluated_item_by_item(tmp_path: Path) -> None:
     """A share of items whose class has the nearest pixels, counted file by file."""
     answers = runs_tree(tmp_path / "all_runs", runs=4, way=5)
     shares = []
@@ -274,7 +274,7 @@ def test_given_tasks_are_answered_item_by_item(tmp_path: Path) -> None:
     assert (result.way, result.shot, result.query, result.episodes) == (5, 1, 1, 4)
 
 
-def test_a_model_that_knows_characters_of_the_evaluation_alphabets_is_told_of(tmp_path: Path, cli: Cli) -> None:
+def test_a_model_trained_on_evaluation_alphabets_causes_a_warning(tmp_path: Path, cli: Cli) -> None:
     runs_tree(tmp_path / "all_runs")
     method, recipe = load_with_recipe("glyphs")
     for folder, name in (("knows", "images_evaluation/Atlantean/character01"), ("new", "images_background/Greek/character01")):
@@ -284,7 +284,7 @@ def test_a_model_that_knows_characters_of_the_evaluation_alphabets_is_told_of(tm
     assert "evaluation alphabets" not in cli("eval", "new", "runs=all_runs", "device=cpu")[2]
 
 
-def test_the_command_line_takes_given_tasks_in_place_of_data(tmp_path: Path, cli: Cli) -> None:
+def test_the_command_line_takes_published_tasks_instead_of_data(tmp_path: Path, cli: Cli) -> None:
     runs_tree(tmp_path / "all_runs")
     code, out, err = cli("eval", "glyphs", "runs=all_runs", "device=cpu", "--json")
     assert code == 0, err
@@ -304,24 +304,24 @@ def test_the_command_line_takes_given_tasks_in_place_of_data(tmp_path: Path, cli
         assert "drawings cannot be combined with runs" in err
 
 
-def test_given_tasks_that_are_not_whole_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds no run"):
+def test_incomplete_published_tasks_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has no runs"):
         read_runs(tmp_path)
     runs_tree(tmp_path)
     labels = tmp_path / "run02" / "class_labels.txt"
     whole = labels.read_text()
     first, second = whole.splitlines()[:2]
     labels.write_text(whole.replace(second, f"{second.split()[0]} {first.split()[1]}"))
-    with pytest.raises(DataError, match="twice: each class has one item"):
+    with pytest.raises(DataError, match="twice: each class needs one test image"):
         read_runs(tmp_path)
     labels.write_text(whole.replace(first, first.split()[0]))
-    with pytest.raises(DataError, match="a line names a test image and a training image"):
+    with pytest.raises(DataError, match="each line needs a test image and a training image"):
         read_runs(tmp_path)
     labels.write_text(whole.replace(f"{first}\n", ""))
     with pytest.raises(DataError, match="run01 has 4, run02 has 3, run03 has 4"):
         read_runs(tmp_path)
     labels.write_text(f"{first}\n")
-    with pytest.raises(DataError, match="names 1 classes; a task needs 2 or more"):
+    with pytest.raises(DataError, match="lists 1 classes; a task needs 2 or more"):
         read_runs(tmp_path)
     labels.write_text(whole)
     (tmp_path / "run03" / "test" / "item01.png").unlink()
@@ -378,8 +378,8 @@ def test_real_tasks_are_as_hard_as_the_published_ones(real_bank: Bank) -> None:
         wrong: list[bool] = []
         for seed in range(3):
             support, query = draw_indices(EpisodeSampler(real_bank, 20, 1, 1, within), 20, seed)
-            for shown, asked in zip(support[..., 0].tolist(), query.tolist(), strict=True):
-                wrong += [int(np.argmin([apart(row, one) for one in shown])) != place for place, row in enumerate(asked)]
+            for examples, items in zip(support[..., 0].tolist(), query.tolist(), strict=True):
+                wrong += [int(np.argmin([apart(row, one) for one in examples])) != place for place, row in enumerate(items)]
         errors[within] = float(np.mean(wrong))
     assert errors["drawers"] == pytest.approx(0.388, abs=0.08)
     assert errors[None] < errors["drawers"] - 0.05

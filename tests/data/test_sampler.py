@@ -36,7 +36,7 @@ def assert_equally_often(drawn: Tensor, choices: int) -> None:
     assert statistic < stats.chi2.ppf(0.999, choices - 1), observed.tolist()
 
 
-def test_an_episode_has_the_shape_that_was_asked_for() -> None:
+def test_an_episode_has_the_requested_shape() -> None:
     episode = EpisodeSampler(bank_of(UNEQUAL), way=5, shot=2, query=2).draw(3, generator())
     assert episode.support.shape == (3, 5, 2, 1, 1, 2)
     assert episode.query.shape == (3, 10, 1, 1, 2)
@@ -60,7 +60,7 @@ def test_the_classes_of_an_episode_are_distinct_and_each_shot_is_of_its_class() 
     assert (ordered[:, 1:] != ordered[:, :-1]).all()
 
 
-def test_the_label_of_each_query_is_the_place_of_its_class_in_the_support() -> None:
+def test_the_label_of_each_query_is_the_position_of_its_class() -> None:
     episode = EpisodeSampler(bank_of(UNEQUAL), way=5, shot=2, query=2).draw(500, generator())
     support_class = episode.support[:, :, 0, 0, 0, 0]  # (E, L)
     query_class = episode.query[:, :, 0, 0, 0]  # (E, Q)
@@ -68,7 +68,7 @@ def test_the_label_of_each_query_is_the_place_of_its_class_in_the_support() -> N
     assert support_class.gather(1, episode.labels).equal(query_class)
 
 
-def test_every_class_has_as_many_queries_as_asked_for() -> None:
+def test_every_class_has_the_requested_number_of_queries() -> None:
     episode = EpisodeSampler(bank_of(UNEQUAL), way=4, shot=1, query=3).draw(50, generator())
     assert episode.labels is not None
     counts = torch.nn.functional.one_hot(episode.labels, 4).sum(1)
@@ -126,7 +126,7 @@ def test_drawing_leaves_the_global_generator_alone() -> None:
     assert torch.random.get_rng_state().equal(before)
 
 
-def test_draw_gives_the_images_of_the_rows_that_indices_names() -> None:
+def test_draw_returns_the_images_of_the_rows_of_indices() -> None:
     bank = bank_of(UNEQUAL)
     sampler = EpisodeSampler(bank, way=5, shot=2, query=2)
     support, query = sampler.indices(4, generator(3))
@@ -137,7 +137,7 @@ def test_draw_gives_the_images_of_the_rows_that_indices_names() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("grouped", [False, True])
-def test_a_cpu_generator_gives_the_same_rows_wherever_the_bank_is(grouped: bool) -> None:
+def test_a_cpu_generator_draws_the_same_rows_on_any_device(grouped: bool) -> None:
     bank = bank_of(UNEQUAL, torch.arange(sum(UNEQUAL)) // 2 if grouped else None)
     here, there = (EpisodeSampler(b, way=5, shot=1, query=1) for b in (bank, bank.to("cuda")))
     (support, query), (far_support, far_query) = (sampler.indices(50, generator()) for sampler in (here, there))
@@ -157,7 +157,7 @@ def feasible(groups: list[int], shot: int, query: int) -> bool:
 
 def grouped_bank(layout: list[list[int]]) -> Bank:
     """A bank with a list of group numbers for each class; no group is shared between classes."""
-    groups = [100 * number + group for number, own in enumerate(layout) for group in own]
+    groups = [100 * number + group for number, class_groups in enumerate(layout) for group in class_groups]
     return bank_of(tuple(map(len, layout)), torch.tensor(groups))
 
 
@@ -176,7 +176,9 @@ def test_exactly_the_feasible_group_layouts_are_accepted_and_no_group_is_on_both
     layout: list[list[int]], shot: int, query: int
 ) -> None:
     bank = grouped_bank(layout)
-    impossible = [name for name, own in zip(bank.names, layout, strict=True) if not feasible(own, shot, query)]
+    impossible = [
+        name for name, class_groups in zip(bank.names, layout, strict=True) if not feasible(class_groups, shot, query)
+    ]
     if impossible:
         with pytest.raises(DataError) as refused:
             EpisodeSampler(bank, 2, shot, query)
@@ -237,8 +239,8 @@ def test_too_few_classes_are_refused_with_both_numbers_and_the_way_out() -> None
         EpisodeSampler(bank_of(UNEQUAL), way=8, shot=1, query=1)
 
 
-def test_a_class_whose_groups_cannot_be_parted_is_named_with_its_groups() -> None:
-    said = "class 'class1' has 9 images in 2 groups that stay together, too few for 2-shot with 6 queries"
+def test_a_class_with_too_few_groups_is_refused_with_its_name() -> None:
+    said = "class 'class1' has 9 images in 2 groups, which are not split: too few for 2-shot with 6 queries"
     with pytest.raises(DataError, match=said):
         EpisodeSampler(grouped_bank([[0, 1, 2, 3, 4, 5, 6, 7], [0, 0, 0, 0, 0, 1, 1, 1, 1]]), way=2, shot=2, query=6)
 
@@ -265,7 +267,7 @@ def test_a_class_whose_groups_are_too_few_is_named_without_useless_advice() -> N
     assert "min_images" not in str(refused.value)
 
 
-def test_episodes_say_which_classes_of_the_bank_they_hold() -> None:
+def test_episodes_contain_the_class_numbers_of_the_bank() -> None:
     images = torch.arange(6, dtype=torch.uint8).repeat_interleave(4).view(-1, 1, 1, 1).expand(-1, 1, 8, 8)
     bank = Bank(images, torch.arange(6).repeat_interleave(4), tuple("abcdef"))
     episode = EpisodeSampler(bank, 3, 2, 1).draw(5, generator(3))
@@ -287,9 +289,9 @@ def test_within_alphabet_takes_every_episode_from_one_alphabet_and_uses_all_that
     bank = bank_of_alphabets(greek=5, tiny=2, latin=4, runes=3)
     sampler = EpisodeSampler(bank, 3, 1, 2, within="alphabet")
     episode = sampler.draw(200, generator())
-    shown = torch.cat((episode.support.flatten(1), episode.query.flatten(1)), 1)
-    assert bool((shown == shown[:, :1]).all())
-    assert set(shown[:, 0].tolist()) == {0, 2, 3}
+    images = torch.cat((episode.support.flatten(1), episode.query.flatten(1)), 1)
+    assert bool((images == images[:, :1]).all())
+    assert set(images[:, 0].tolist()) == {0, 2, 3}
     support, _ = sampler.indices(200, generator())
     assert all(len(set(bank.labels[rows].tolist())) == 3 for rows in support.flatten(1))
     assert set(bank.labels[support.flatten()].tolist()) == set(range(14)) - {5, 6}

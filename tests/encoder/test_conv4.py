@@ -35,7 +35,7 @@ def test_map_side_is_the_side_of_the_map(pools: int, least: int) -> None:
 def test_later_blocks_can_pool_too_and_no_more_than_there_are() -> None:
     assert [Conv4(pools=pools).map_side(84) for pools in (2, 3, 4)] == [19, 9, 4]
     for pools in (1, 5):
-        with pytest.raises(UsageError, match=f"pools is {pools}; 2, 3 or 4"):
+        with pytest.raises(UsageError, match=f"pools is {pools}; it must be 2, 3 or 4"):
             Conv4(pools=pools)
     with pytest.raises(UsageError, match="conv4 needs images of 22 pixels"):
         build_encoder({"name": "conv4", "pools": 4}, 3, 21)
@@ -48,7 +48,7 @@ def test_further_blocks_leave_the_map_its_size() -> None:
     for pools in (2, 3, 4):
         encoder = build_encoder({"name": "conv4", "pools": pools, "blocks": 6}, 1, 42).eval()
         assert encoder(torch.rand(2, 1, 42, 42)).shape == (2, 64, encoder.map_side(42), encoder.map_side(42))
-    with pytest.raises(UsageError, match="blocks is 3; Conv-4 has four"):
+    with pytest.raises(UsageError, match="blocks is 3; it must be 4 or more"):
         Conv4(blocks=3)
 
 
@@ -109,7 +109,7 @@ def test_features_are_negative_only_without_the_last_relu() -> None:
     assert Conv4(1, features="linear")(images).min() < -0.5
 
 
-def test_both_kinds_of_features_have_the_same_parameters() -> None:
+def test_relu_and_linear_features_have_the_same_parameters() -> None:
     assert Conv4(1, features="linear").state_dict().keys() == Conv4(1, features="relu").state_dict().keys()
 
 

@@ -1,4 +1,4 @@
-"""Encoders by name, by table and as modules of one's own."""
+"""Encoders by name, by table and as custom modules."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,13 +22,13 @@ from tests.method.test_rivals import episode
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def own_module(width: int = 48) -> nn.Sequential:
+def custom_module(width: int = 48) -> nn.Sequential:
     """A network that nobody registered: 28² → 7², with batch norm, unlike any of sosn's."""
     return nn.Sequential(nn.Conv2d(1, width, 5, padding=2), nn.BatchNorm2d(width), nn.AvgPool2d(4), nn.Sigmoid())
 
 
 class Patches(Encoder):
-    """Patches of four pixels a side, each through one linear layer."""
+    """Patches of 4×4 pixels, each through one linear layer."""
 
     name: ClassVar[str] = "patches"
     non_negative = True
@@ -76,7 +76,7 @@ def test_the_table_of_an_encoder_builds_it_again(name: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("conv5", r"there is no encoder 'conv5' \(did you mean 'conv4'\?\); there are conv4, conv4_pooled, resnet12, timm"),
+        ("conv5", r"there is no encoder 'conv5' \(did you mean 'conv4'\?\); choose one of conv4, conv4_pooled, resnet12, timm"),
         (
             {"name": "conv4", "widht": 3},
             r"encoder 'conv4' has no key 'widht' \(did you mean 'width'\?\); it has width",
@@ -93,17 +93,17 @@ def test_names_and_options_that_there_are_not_are_refused_with_the_nearest(spec:
         SoSN(encoder=spec)
 
 
-def test_the_options_of_an_encoder_are_those_of_its_constructor_but_for_the_channels() -> None:
+def test_the_options_of_an_encoder_are_its_arguments_without_channels() -> None:
     assert list(encoder_options("conv4")) == ["width", "features", "pools", "blocks"]
     assert encoder_options("conv4_pooled") == {"width": int}
 
 
-# --- modules of one's own ---------------------------------------------------------------------------------------------
+# --- custom modules ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [SoSN, PrototypicalNet, SiameseNet])
-def test_any_module_that_gives_maps_is_an_encoder_and_keeps_its_weights(kind: type[Method]) -> None:
-    module = own_module()
+def test_a_module_that_returns_maps_is_an_encoder_and_keeps_its_weights(kind: type[Method]) -> None:
+    module = custom_module()
     module.eval()(torch.rand(3, 1, 28, 28))
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     options: dict[str, Any] = {"channels": 1, "input_size": 28, "encoder": module}
@@ -121,7 +121,7 @@ def test_any_module_that_gives_maps_is_an_encoder_and_keeps_its_weights(kind: ty
 
 
 def test_a_module_learns_with_the_method_around_it() -> None:
-    module = own_module()
+    module = custom_module()
     model = SoSN(channels=1, input_size=28, encoder=module)
     model.loss(episode(2)).backward()
     assert all(one.grad is not None and one.grad.isfinite().all() for one in module.parameters())
@@ -131,7 +131,7 @@ def test_a_module_learns_with_the_method_around_it() -> None:
 
 
 def test_the_similarity_net_of_sosn_starts_as_ever_around_a_module() -> None:
-    model = SoSN(channels=1, input_size=28, encoder=own_module())
+    model = SoSN(channels=1, input_size=28, encoder=custom_module())
     layers = [layer for layer in model.similarity.modules() if isinstance(layer, nn.Linear)]
     assert all((layer.bias == 1).all() for layer in layers)
     assert layers[0].weight.std().item() == pytest.approx(0.01, rel=0.2)
@@ -139,11 +139,11 @@ def test_the_similarity_net_of_sosn_starts_as_ever_around_a_module() -> None:
 
 def test_power_norms_of_positive_evidence_refuse_a_module_that_may_give_negative_features() -> None:
     with pytest.raises(UsageError, match="power_norm 'gamma' refuses negative co-occurrences"):
-        SoSN(channels=1, input_size=28, power_norm="gamma", encoder=own_module())
+        SoSN(channels=1, input_size=28, power_norm="gamma", encoder=custom_module())
 
 
-def test_looking_at_a_module_leaves_the_mode_of_each_of_its_parts() -> None:
-    module = own_module()
+def test_probing_a_module_keeps_the_modes_of_its_parts() -> None:
+    module = custom_module()
     module[1].eval()  # batch norm frozen by its owner
     encoder = build_encoder(module, 1, 28)
     encoder.map_side(28)
@@ -152,31 +152,31 @@ def test_looking_at_a_module_leaves_the_mode_of_each_of_its_parts() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_a_module_may_have_another_precision(dtype: torch.dtype) -> None:
-    assert build_encoder(own_module().to(dtype), 1, 28).width == 48
+    assert build_encoder(custom_module().to(dtype), 1, 28).width == 48
 
 
 @pytest.mark.parametrize(
-    ("module", "said"),
+    ("module", "expected"),
     [
-        (nn.Flatten(), r"the encoder gives \(1, 784\) for one image; it must give feature maps \(1, K, h, w\)"),
-        (nn.Flatten(2), r"gives \(1, 1, 784\)"),
-        (nn.LSTM(28, 3), "gives tuple"),
+        (nn.Flatten(), r"the encoder returns \(1, 784\) for one image; it must return feature maps \(1, K, h, w\)"),
+        (nn.Flatten(2), r"returns \(1, 1, 784\)"),
+        (nn.LSTM(28, 3), "returns tuple"),
     ],
 )
-def test_modules_that_give_no_maps_are_refused(module: nn.Module, said: str) -> None:
+def test_modules_that_return_no_feature_maps_are_refused(module: nn.Module, expected: str) -> None:
     if isinstance(module, nn.LSTM):
         module = nn.Sequential(nn.Flatten(0, 1), module)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=expected):
         SoSN(channels=1, input_size=28, encoder=module)
 
 
 def test_methods_that_adapt_their_encoder_refuse_a_module() -> None:
     with pytest.raises(UsageError, match="encoder is 'a module'; a method that adapts its encoder to each task takes conv4"):
-        MAML(channels=1, input_size=28, encoder=own_module())
+        MAML(channels=1, input_size=28, encoder=custom_module())
 
 
-def test_a_method_around_a_module_cannot_be_saved_and_says_what_to_do(tmp_path: Path) -> None:
-    model = SoSN(channels=1, input_size=28, encoder=own_module())
+def test_saving_a_wrapped_module_is_refused_with_advice(tmp_path: Path) -> None:
+    model = SoSN(channels=1, input_size=28, encoder=custom_module())
     with pytest.raises(UsageError, match=r"the encoder is a Sequential.*subclass of sosn.Encoder.*sosn.register_encoder"):
         save_method(tmp_path / "model.safetensors", model)
     assert list(tmp_path.iterdir()) == []
@@ -211,11 +211,11 @@ def test_where_it_is_not_registered_its_files_are_refused_with_its_name(patches:
 
 
 def test_an_encoder_of_a_class_is_used_as_it_is_and_can_be_saved(patches: str, tmp_path: Path) -> None:
-    own = Patches(channels=1, width=46)
-    weight = own.project.weight.clone()
-    model = SoSN(channels=1, input_size=28, encoder=own)
-    assert model.encoder is own
-    assert torch.equal(own.project.weight, weight)
+    custom = Patches(channels=1, width=46)
+    weight = custom.project.weight.clone()
+    model = SoSN(channels=1, input_size=28, encoder=custom)
+    assert model.encoder is custom
+    assert torch.equal(custom.project.weight, weight)
     save_method(tmp_path / "model.safetensors", model)
     assert torch.equal(load_method(tmp_path / "model.safetensors")[0].get_parameter("encoder.project.weight"), weight)
 

@@ -101,17 +101,17 @@ def test_images_too_small_are_refused_with_the_least_size(pools: int, least: int
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
-        ({"pools": 1}, "pools is 1; 2, 3 or 4"),
+        ({"pools": 1}, "pools is 1; it must be 2, 3 or 4"),
         ({"first_width": 0}, "first_width is 0; it must be 1 or more"),
         ({"drop": 1.0}, "drop is 1.0"),
         ({"width": -1}, "width is -1; it must be 0 or more"),
-        ({"width": 0, "features": "linear"}, "with width=0 nothing follows the stages"),
+        ({"width": 0, "features": "linear"}, "features is 'linear' and width is 0"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_invalid_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         build_encoder({"name": "resnet12", "width": 8} | options, 1, 28)
 
 
@@ -153,7 +153,7 @@ def sosn_on_resnet12(encoder: dict[str, Any] | None = None, **options: Any) -> s
 
 
 @pytest.mark.parametrize("relation", ["average", "full"])
-def test_sosn_compares_what_the_encoder_gives(relation: Any) -> None:
+def test_sosn_compares_the_features_of_the_encoder(relation: Any) -> None:
     model, tasks = sosn_on_resnet12(relation=relation).double(), episode(2)
     assert isinstance(model.encoder, ResNet12)
     images = torch.cat((tasks.support.flatten(0, 2), tasks.query.flatten(0, 1)))
@@ -213,14 +213,14 @@ def test_it_is_saved_and_exported_like_any_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
-        ({"encoder": {"width": 0}}, "46 rows or more, not 20"),  # the stages' own features
-        ({"input_size": 7}, "input_size is 7; resnet12 needs images of 8 pixels or more a side"),
+        ({"encoder": {"width": 0}}, "46 rows or more, not 20"),  # the features of the stages
+        ({"input_size": 7}, "input_size is 7; resnet12 needs images of 8 pixels or more per side"),
     ],
 )
-def test_sosn_refuses_what_it_cannot_compare(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_sosn_refuses_what_it_cannot_compare(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         sosn_on_resnet12(**options)
 
 

@@ -112,5 +112,5 @@ def test_the_command_prints_a_table_or_one_document(cli: Cli, tmp_path: Path) ->
 def test_an_untrained_model_is_not_evaluated(cli: Cli, tmp_path: Path) -> None:
     code, _, err = cli("eval", save(tmp_path, "prototypical", trained=False), *WORDS)
     assert code == 1
-    assert "has not been trained and would answer at chance: train it with `sosn train`" in err
+    assert "has not been trained and would predict at chance: train it with `sosn train`" in err
     assert cli("compare", "glyphs", "nowhere")[0] == 2

@@ -497,15 +497,15 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     script = Path(__file__).with_name("triton_compile.py")
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, str(script)],
         capture_output=True,
         text=True,
         env=plain | {"TRITON_CACHE_DIR": str(tmp_path)},
         timeout=300,
     )
-    assert told.returncode == 0, told.stderr
-    compiled = {name: int(size) for name, size in (line.split() for line in told.stdout.splitlines())}
+    assert done.returncode == 0, done.stderr
+    compiled = {name: int(size) for name, size in (line.split() for line in done.stdout.splitlines())}
     launched = {
         f"sosn.kernel.triton.{path.stem}.{name}"
         for path in Path(first_block.__file__).parent.glob("triton/*.py")

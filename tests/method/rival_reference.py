@@ -66,18 +66,18 @@ def squared_distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def prototypical(model: Any, shots: Sequence[Sequence[Tensor]], query: Tensor) -> Tensor:
-    return torch.stack([-squared_distance(query, mean(own)) for own in shots])
+    return torch.stack([-squared_distance(query, mean(images)) for images in shots])
 
 
 def prototypical_cosine(model: Any, shots: Sequence[Sequence[Tensor]], query: Tensor) -> Tensor:
-    return torch.stack([7.0 * cosine(query, mean(own)) for own in shots])
+    return torch.stack([7.0 * cosine(query, mean(images)) for images in shots])
 
 
 def matching(model: Any, shots: Sequence[Sequence[Tensor]], query: Tensor) -> Tensor:
     """log of the attention that each class gets, Σ over its shots of softmax over all shots."""
-    attention = [[torch.exp(model.scale * cosine(query, image)) for image in own] for own in shots]
-    total = sum((value for own in attention for value in own), torch.zeros((), dtype=query.dtype))
-    return torch.stack([torch.log(sum(own[1:], own[0]) / total) for own in attention])
+    attention = [[torch.exp(model.scale * cosine(query, image)) for image in images] for images in shots]
+    total = sum((value for weights in attention for value in weights), torch.zeros((), dtype=query.dtype))
+    return torch.stack([torch.log(sum(weights[1:], weights[0]) / total) for weights in attention])
 
 
 def _gates(cell: nn.Module, suffix: str, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,16 +90,16 @@ def _gates(cell: nn.Module, suffix: str, x: Tensor, h: Tensor, c: Tensor) -> tup
 
 def matching_full_context(model: Any, shots: Sequence[Sequence[Tensor]], query: Tensor) -> Tensor:
     around, read = model.context.around, model.context.read
-    sequence = [image.flatten() for own in shots for image in own]
+    sequence = [image.flatten() for images in shots for image in images]
     f = query.flatten()
     nothing = torch.zeros_like(f)
     outputs = []
     for suffix, order in (("_l0", range(len(sequence))), ("_l0_reverse", range(len(sequence) - 1, -1, -1))):
-        h, c, told = nothing, nothing, {}
+        h, c, states = nothing, nothing, {}
         for n in order:
             h, c = _gates(around, suffix, sequence[n], h, c)
-            told[n] = h
-        outputs.append(told)
+            states[n] = h
+        outputs.append(states)
     g = [sequence[n] + outputs[0][n] + outputs[1][n] for n in range(len(sequence))]
     h, c = nothing, nothing
     for _ in range(model.context.steps):
@@ -118,7 +118,10 @@ def siamese(model: Any, shots: Sequence[Sequence[Tensor]], query: Tensor) -> Ten
         return 1 / (1 + torch.exp(-(layer.weight @ image.flatten() + layer.bias)))
 
     return torch.stack(
-        [mean([(out.weight[0] * (embed(query) - embed(image)).abs()).sum() + out.bias[0] for image in own]) for own in shots]
+        [
+            mean([(out.weight[0] * (embed(query) - embed(image)).abs()).sum() + out.bias[0] for image in images])
+            for images in shots
+        ]
     )
 
 
@@ -137,18 +140,18 @@ def deep_bdc(model: Any, shots: Sequence[Sequence[Tensor]], query: Tensor) -> Te
         centred = centring @ roots @ centring
         return torch.cat([centred[k, k:] for k in range(channels)])
 
-    seen = describe(query)
-    classes = [mean([describe(image) for image in own]) for own in shots]
+    described = describe(query)
+    classes = [mean([describe(image) for image in images]) for images in shots]
     if len(shots[0]) == 1:
-        return torch.stack([(seen * one).sum() for one in classes])
-    return torch.stack([-((seen - one) ** 2).sum() for one in classes])
+        return torch.stack([(described * one).sum() for one in classes])
+    return torch.stack([-((described - one) ** 2).sum() for one in classes])
 
 
 def covamnet(model: Any, shots: Sequence[Sequence[Tensor]], query: Tensor) -> Tensor:
     scores = []
     centred = query - query.mean(1, keepdim=True)
-    for own in shots:
-        matrix = torch.cov(torch.cat(list(own), 1))
+    for images in shots:
+        matrix = torch.cov(torch.cat(list(images), 1))
         terms = [model.positions.weight[0, n] * (centred[:, n] @ matrix @ centred[:, n]) for n in range(query.shape[1])]
         scores.append(sum(terms[1:], terms[0]))
     return torch.stack(scores)
@@ -159,11 +162,11 @@ def second_order(model: Any, shots: Sequence[Sequence[Tensor]], query: Tensor) -
         matrix = reference.autocorrelation(image, 0.0)
         return 2 / (1 + torch.exp(-100.0 * matrix / (reference.trace(matrix) + 1e-6))) - 1
 
-    return torch.stack([-((describe(query) - describe(mean(own))) ** 2).sum() for own in shots])
+    return torch.stack([-((describe(query) - describe(mean(images))) ** 2).sum() for images in shots])
 
 
 def mean_features(model: Any, shots: Sequence[Sequence[Tensor]], query: Tensor) -> Tensor:
-    return torch.stack([cosine(query.mean(1), mean(own).mean(1)) for own in shots])
+    return torch.stack([cosine(query.mean(1), mean(images).mean(1)) for images in shots])
 
 
 def relation_net(model: Any, episode: Episode, running: bool = False) -> Tensor:
@@ -175,9 +178,9 @@ def relation_net(model: Any, episode: Episode, running: bool = False) -> Tensor:
     for e in range(episodes):
         for q in range(episode.queries):
             for c in range(way):
-                own = [maps[(e * way + c) * shot + z] for z in range(shot)]
+                images = [maps[(e * way + c) * shot + z] for z in range(shot)]
                 query = maps[episodes * way * shot + e * episode.queries + q]
-                pairs.append(torch.cat((sum(own[1:], own[0]), query)).reshape(-1, side, side))
+                pairs.append(torch.cat((sum(images[1:], images[0]), query)).reshape(-1, side, side))
     x = torch.stack(pairs)
     for conv, norm in reference._blocks(model.relation):
         x = F.max_pool2d(F.relu(reference._conv_block(x, conv, norm, 0 if side == 19 else 1, running)), 2)

@@ -54,7 +54,7 @@ def test_the_head_goes_down_the_gradient_that_autograd_finds(kind: str, shot: in
 
 
 @pytest.mark.parametrize("name", ["baseline", "baseline++"])
-def test_training_tells_all_training_classes_apart(name: str) -> None:
+def test_training_learns_to_classify_all_training_classes(name: str) -> None:
     method, tasks = make(name), episode(2)
     assert isinstance(method, Baseline)
     assert tasks.labels is not None
@@ -96,7 +96,7 @@ def test_a_classifier_needs_class_numbers_and_cross_entropy() -> None:
 
 
 def test_a_class_beyond_the_classifier_is_refused() -> None:
-    with pytest.raises(UsageError, match="class number 8 among 4 classes"):
+    with pytest.raises(UsageError, match="class number 8 is too high for 4 classes"):
         make("baseline", classes=4).loss(episode(), "cross_entropy")
 
 
@@ -161,7 +161,7 @@ def test_the_nearest_head_answers_by_the_cosine_to_the_mean_of_the_shots(feature
         torch.testing.assert_close(method(tasks), (10 * torch.tensor(cosines).double()).softmax(-1), rtol=0, atol=1e-6)
 
 
-def test_resnet12_is_averaged_over_positions_unless_told_otherwise() -> None:
+def test_resnet12_is_averaged_over_positions_by_default() -> None:
     resnet12 = {"name": "resnet12", "first_width": 2}
     widths = {"auto": 6, "mean": 6, "flat": 6 * 3 * 3, "second_order": 21}
     for features, width in widths.items():
@@ -174,14 +174,14 @@ def test_resnet12_is_averaged_over_positions_unless_told_otherwise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"features": "third"}, "features is 'third'; choose auto, flat, mean or second_order"),
         ({"head": "none"}, "head is 'none'; choose fitted or nearest"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(settings: dict[str, str], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_invalid_options_are_refused(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         make("baseline", **settings)
 
 

@@ -66,7 +66,7 @@ def test_logits_compare_descriptions_of_images_encoded_one_by_one(name: str, sho
 
 
 @pytest.mark.parametrize("name", BY_IMAGE)
-def test_the_description_of_a_class_has_a_fixed_size_where_a_method_says_so(name: str) -> None:
+def test_class_descriptors_have_a_fixed_size_if_a_method_declares_it(name: str) -> None:
     method = ready(name)
     with torch.no_grad():
         one, three = (method.describe(features(method, episode(shot).support)).shape for shot in (1, 3))
@@ -83,7 +83,7 @@ def test_relations_that_join_class_and_query_have_no_description_of_a_class(rela
 
 
 @pytest.mark.parametrize("name", APART)
-def test_the_logit_of_a_class_is_its_own_whatever_the_other_classes_are(name: str) -> None:
+def test_the_logit_of_a_class_does_not_depend_on_other_classes(name: str) -> None:
     method, tasks = ready(name), episode(2)
     with torch.no_grad():
         together = method.logits(tasks)

@@ -93,7 +93,7 @@ def test_steps_may_be_more_at_test_time() -> None:
     torch.testing.assert_close(scores, by_hand(model, episode, 3, first_order=True).detach(), rtol=0, atol=1e-8)
 
 
-def test_batch_statistics_are_the_authors_way_queries_by_their_own_moments() -> None:
+def test_batch_statistics_normalise_queries_by_their_moments() -> None:
     model, episode = build(1).eval(), tasks()
     with torch.no_grad():
         scores = model(episode, statistics="batch")

@@ -58,11 +58,11 @@ def test_the_update_rule_is_the_published_one_in_value_and_gradient(steps: int) 
             still = [weight.detach().requires_grad_() for weight in theta]
             loss = reference.cross_entropy(apply(still, support)[0][None], truth)
             flat = torch.cat([gradient.flatten() for gradient in torch.autograd.grad(loss, still)])
-            told = two_numbers(loss.item())
+            scaled_loss = two_numbers(loss.item())
             values = torch.cat([weight.flatten() for weight in theta])
             moved = []
             for n in range(count):  # one weight after the other
-                x = torch.tensor([*two_numbers(flat[n].item()), *told], dtype=torch.float64)
+                x = torch.tensor([*two_numbers(flat[n].item()), *scaled_loss], dtype=torch.float64)
                 hidden[n], cell[n] = _gates(model.watch, "", x, hidden[n], cell[n])
                 own = torch.cat((hidden[n], values[n : n + 1]))
                 keep[n] = torch.sigmoid(model.keep.weight[0] @ torch.cat((own, keep[n])) + model.keep.bias)

@@ -126,9 +126,9 @@ def test_scores_loss_and_gradients_are_those_of_the_formula(
         if isinstance(layer, nn.Linear):
             nn.init.normal_(layer.weight, 0.0, 0.2)
     expected = formula(method, tasks)
-    own = torch.sigmoid if name in ("relation_net", "siamese") else lambda logits: torch.softmax(logits, -1)
-    torch.testing.assert_close(method(tasks), own(expected), rtol=0, atol=1e-8)
-    assert own(expected).std() > 1e-3  # answers differ: the test is not empty
+    score = torch.sigmoid if name in ("relation_net", "siamese") else lambda logits: torch.softmax(logits, -1)
+    torch.testing.assert_close(method(tasks), score(expected), rtol=0, atol=1e-8)
+    assert score(expected).std() > 1e-3  # answers differ: the test is not empty
     assert method.own_loss == loss
     rivals.agree(method, tasks, expected, LOSSES[loss](expected, tasks.labels), loss)
 
@@ -273,9 +273,9 @@ def test_images_too_small_for_the_encoder_are_refused(name: str) -> None:
         ("prototypical", {"metric": "manhattan"}, "metric is 'manhattan'; choose one of euclidean, cosine, inner"),
         ("prototypical", {"scale": 0.0}, "scale is 0.0; it must be above 0"),
         ("prototypical", {"encoder": "resnet"}, "no encoder 'resnet' .did you mean 'resnet12'"),
-        ("relation_net", {"encoder": "conv4_pooled"}, "needs maps of 4 positions a side, not 1"),
-        ("covamnet", {"encoder": "conv4_pooled"}, "needs maps of 2 positions a side, not 1"),
-        ("matching", {"full_context": True, "fine_tune_steps": 1}, "exclude one another"),
+        ("relation_net", {"encoder": "conv4_pooled"}, "needs feature maps of 4×4 or larger, not 1×1"),
+        ("covamnet", {"encoder": "conv4_pooled"}, "needs feature maps of 2×2 or larger, not 1×1"),
+        ("matching", {"full_context": True, "fine_tune_steps": 1}, "cannot be combined"),
         ("matching", {"context_steps": 0}, "context_steps is 0; it must be 1 or more"),
         ("maml", {"head": "none"}, "head is 'none'; choose learned or shared"),
         ("maml", {"inner_steps": -1}, "inner_steps is -1; it must be 0 or more"),
@@ -286,7 +286,7 @@ def test_images_too_small_for_the_encoder_are_refused(name: str) -> None:
         ("nearest_prototype", {"representation": "first"}, "representation is 'first'"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(name: str, settings: dict[str, Any], sentence: str) -> None:
+def test_invalid_options_are_refused(name: str, settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
         make(name, **settings)
 

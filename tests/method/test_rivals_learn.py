@@ -42,7 +42,7 @@ LEARNS = {  # what is asked for, and what was measured
 }
 
 
-def test_every_rival_is_asked_to_learn() -> None:
+def test_every_method_has_a_learning_test() -> None:
     assert {words.split()[0] for words in LEARNS} == METHODS.keys() - {"sosn", "pixels"}
 
 

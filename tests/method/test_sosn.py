@@ -164,8 +164,10 @@ def test_preprocessing_comes_before_the_encoder() -> None:
     options = Options()
     model = build(options, preprocessing={"mean": [0.25], "std": [0.5], "polarity": "inverted"})
     episode = draw()
-    seen = Episode(((1 - episode.support) - 0.25) / 0.5, ((1 - episode.query) - 0.25) / 0.5)
-    torch.testing.assert_close(model(episode), torch.sigmoid(reference_logits(model, seen, options, "step")), rtol=0, atol=1e-8)
+    preprocessed = Episode(((1 - episode.support) - 0.25) / 0.5, ((1 - episode.query) - 0.25) / 0.5)
+    torch.testing.assert_close(
+        model(episode), torch.sigmoid(reference_logits(model, preprocessed, options, "step")), rtol=0, atol=1e-8
+    )
 
 
 # --- batch norm -------------------------------------------------------------------------------------------------------
@@ -204,7 +206,7 @@ def test_batched_episodes_share_batch_statistics_in_train_mode() -> None:
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("relation", RELATIONS)
-def test_batch_statistics_are_of_each_episode_with_support_and_query_apart(relation: str, training: bool) -> None:
+def test_batch_statistics_are_per_episode_and_side(relation: str, training: bool) -> None:
     options = Options(relation)
     model = build(options)
     move_running_statistics(model)
@@ -528,7 +530,7 @@ def test_an_unknown_loss_is_refused() -> None:
 
 @pytest.mark.parametrize("permutations", [-1, 0])
 def test_fewer_than_one_permutation_is_refused(permutations: int) -> None:
-    with pytest.raises(UsageError, match="1 is the plain model"):
+    with pytest.raises(UsageError, match=rf"permutations is {permutations}; it must be 1"):
         SoSN(permutations=permutations, streams=permutations)
 
 

@@ -102,13 +102,13 @@ def test_in_training_cosines_are_standardised_by_the_images_of_the_step_which_ar
     torch.testing.assert_close(model.standardise.running_mean, upper_triangle(matrices).mean(0))
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_options_are_refused() -> None:
     with pytest.raises(UsageError, match="cosine is -1"):
         build(cosine=-1.0)
     for copies in ({"mirror": True}, {"scales": 1}, {"turns": 1}):
-        with pytest.raises(UsageError, match="test-time augmentation gives more: give eta"):
+        with pytest.raises(UsageError, match="test-time augmentation gives more: set eta"):
             build(eta=None, test_time=copies)
-        with pytest.raises(UsageError, match="mean image"):
+        with pytest.raises(UsageError, match="does not work with mean_image"):
             build(preprocessing={"mean_image": True}, test_time=copies)
     for name, count in product(("scales", "turns"), (-1, 5, 1.5, 2.0, True)):
         with pytest.raises(UsageError, match=f"{name} is {count}"):

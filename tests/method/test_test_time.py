@@ -31,7 +31,7 @@ def test_a_window_that_is_turned_by_a_right_angle_turns_the_image() -> None:
 
 @pytest.mark.parametrize("share", [0.7, 1.3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_of_a_copy_the_given_share_of_either_side_is_seen(share: float, dtype: torch.dtype) -> None:
+def test_a_scaled_copy_has_the_given_share_of_each_side(share: float, dtype: torch.dtype) -> None:
     """Of an image that is x − 2y, also one that is not square, in the middle, where nothing is beyond the border."""
     x, y = ((torch.arange(count) + 0.5) * 2 / count - 1 for count in (24, 16))
     image = (x - 2 * y.unsqueeze(1)).expand(1, 1, 16, 24)
@@ -169,7 +169,7 @@ def test_feature_vectors_of_sosn_are_those_of_all_copies_side_by_side() -> None:
             assert logits[e, q, c].item() == pytest.approx(method.similarity(pair[None, None]).item(), abs=1e-9)
 
 
-def test_a_nearest_prototype_keeps_positions_apart_only_where_it_compares_maps() -> None:
+def test_a_nearest_prototype_depends_on_positions_only_for_maps() -> None:
     images = episode().query.flatten(0, 1)
     for representation, vectors in (("second_order", 50), ("mean", 50), ("map", 25)):
         method = ready("nearest_prototype", representation=representation, test_time={"mirror": True})
@@ -191,24 +191,24 @@ def test_uint8_images_are_changed_as_their_floats() -> None:
 
 def test_an_evaluation_with_another_one_leaves_the_method_as_it_was() -> None:
     bank = sosn.open_bank("glyphs", "val", alphabets=10, characters=4, drawings=4)
-    method, own = sosn.load("glyphs"), TestTimeAugmentation(scales=1)
-    method.use_test_time(own)
+    method, augmentation = sosn.load("glyphs"), TestTimeAugmentation(scales=1)
+    method.use_test_time(augmentation)
     changed = type(method)(**method.config | {"test_time": EVERYTHING})
     changed.load_state_dict(method.state_dict())
     sizes = {"way": 3, "query": 2, "episodes": 6}
     found = evaluate(method.train(), bank, **sizes, test_time=EVERYTHING)  # type: ignore[arg-type]
     assert found == evaluate(changed, bank, **sizes)  # type: ignore[arg-type]
-    assert method.test_time is own
+    assert method.test_time is augmentation
     assert method.training
     with evaluating(method, {"turns": 2}):
         assert method.test_time == TestTimeAugmentation(turns=2)
-    assert method.test_time is own
+    assert method.test_time is augmentation
 
 
-def test_one_that_cannot_be_is_refused_and_nothing_is_changed() -> None:
+def test_an_invalid_augmentation_is_refused_and_changes_nothing() -> None:
     method = ready("sosn", eta=None)
     bank = sosn.open_bank("glyphs", "val", alphabets=10, characters=4, drawings=4)
-    for wanted, message in (({"mirror": True}, "give eta"), ({"scales": 9}, "scales is 9; it is a whole number from 0 to 4")):
+    for wanted, message in (({"mirror": True}, "set eta"), ({"scales": 9}, "scales is 9; it must be a whole number")):
         with pytest.raises(UsageError, match=message):
             evaluate(method.train(), bank, 3, 1, 2, 4, test_time=wanted)
         assert not method.test_time

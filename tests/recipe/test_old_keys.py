@@ -12,7 +12,7 @@ from sosn.checkpoint.timm import open_timm
 from sosn.errors import CheckpointError, UsageError
 from sosn.method import METHODS, NearestPrototype, SoSN
 from sosn.recipe import Recipe, load_recipe, override
-from sosn.recipe.old_keys import GONE, sort_model
+from sosn.recipe.old_keys import REMOVED, sort_model
 from sosn.recipe.recipe import from_table
 from tests.method.test_rivals import episode
 
@@ -63,7 +63,7 @@ def test_so_is_that_of_another_method(old: str, new: str) -> None:
     assert read(f"[model]\n{old}") == read(f"[model]\n{new}")
 
 
-def test_today_s_sections_go_before_old_keys_that_say_otherwise() -> None:
+def test_new_sections_take_precedence_over_old_keys() -> None:
     assert read("[model]\nconv4_pools = 3\n[encoder]\npools = 4").encoder.options["pools"] == 4
 
 
@@ -91,18 +91,18 @@ def test_words_of_the_command_line_go_where_their_keys_went(old: str, new: str) 
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             "[model]\nencoder = 'resnet12'\nconv4_pools = 3",
             "conv4_pools is 3 and the encoder is resnet12",
         ),
-        ("[model]\nresnet12_drop = 0.1", "resnet12_drop is 0.1 and the encoder is conv4: that option is of resnet12 alone"),
+        ("[model]\nresnet12_drop = 0.1", "resnet12_drop is 0.1 and the encoder is conv4: this option needs encoder resnet12"),
         ("[model]\nconv4_pool = 3", r"\[model\] has no key 'conv4_pool'"),
     ],
 )
-def test_old_options_of_another_encoder_are_refused(text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_old_options_of_another_encoder_are_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         read(text)
 
 
@@ -115,7 +115,7 @@ def test_they_are_refused_on_the_command_line_too_wherever_the_encoder_s_word_st
 ON: dict[str, Any] = {
     "reflections": True, "coordinates": 2, "coordinate_weight": 2.0, "auxiliary": 0.5, "related": 0.3, "erase": 0.5,
 }  # fmt: skip
-OPTIONS = [(section, key, off) for section, keys in GONE.items() for key, off in keys.items()]
+OPTIONS = [(section, key, off) for section, keys in REMOVED.items() for key, off in keys.items()]
 
 
 @pytest.mark.parametrize(("section", "key", "off"), OPTIONS)
@@ -125,7 +125,7 @@ def test_an_option_that_is_gone_is_dropped_where_it_was_off_and_refused_where_it
     table = Recipe().to_table()
     assert key not in table[section]
     assert from_table(table | {section: table[section] | {key: off}}, "an old recipe") == Recipe()
-    with pytest.raises(UsageError, match=rf"{section}\.{key} is {ON[key]}; this version of sosn has no {key} any more"):
+    with pytest.raises(UsageError, match=rf"{section}\.{key} is {ON[key]}; this version of sosn no longer has {key}"):
         from_table(table | {section: table[section] | {key: ON[key]}}, "an old recipe")
 
 
@@ -144,7 +144,7 @@ def test_a_whole_recipe_of_the_last_version_is_the_one_of_today() -> None:
     assert from_table(rest | {"model": old}, "an old recipe") == today
 
 
-def test_a_key_that_nobody_knows_stays_in_model_where_it_is_refused() -> None:
+def test_an_unknown_key_stays_in_model_and_is_refused() -> None:
     assert sort_model({"flavour": 3})["model"] == {"flavour": 3}
 
 
@@ -193,7 +193,7 @@ def test_a_saved_model_that_had_an_option_that_is_gone_is_refused_by_that_option
     flat = {"channels": 1, "input_size": 28, "coordinates": 2}
     path = old_file(tmp_path / "old.safetensors", "sosn", SoSN(channels=1, input_size=28).state_dict(), flat)
     with pytest.raises(
-        CheckpointError, match=r"cannot build .*model.coordinates is 2; this version of sosn has no coordinates"
+        CheckpointError, match=r"cannot build .*model.coordinates is 2; this version of sosn no longer has coordinates"
     ):
         load_method(path)
 
@@ -213,9 +213,9 @@ def test_a_timm_prototype_of_the_last_version_is_a_nearest_prototype_on_a_timm_e
     torch.save(weights, tmp_path / "weights.pth")
     today = open_timm("test_resnet", tmp_path / "weights.pth", input_size=64)
     today.preprocessing = again.preprocessing
-    shown = torch.rand(1, 5, 3, 64, 64)
+    pictures = torch.rand(1, 5, 3, 64, 64)
     with torch.no_grad():
-        torch.testing.assert_close(again.encode(shown[0]), today.encode(shown[0]))
+        torch.testing.assert_close(again.encode(pictures[0]), today.encode(pictures[0]))
     assert again.config["encoder"] == {"name": "timm", "model": "test_resnet"}
     assert (again.config["preprocessing"]["mean"], again.metric, again.scale) == ([0.5, 0.4, 0.3], "cosine", 10.0)
     save_method(tmp_path / "new.safetensors", again)

@@ -55,7 +55,7 @@ def test_a_shipped_recipe_survives_being_written_and_read(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_a_shipped_recipe_says_what_its_file_says(name: str) -> None:
+def test_a_shipped_recipe_has_the_values_of_its_file(name: str) -> None:
     table = load_recipe(name).to_table()
     for key, value in tomllib.loads(recipe_text(name)).items():
         assert table[key] == (table[key] | value if isinstance(value, dict) else value)
@@ -115,13 +115,13 @@ def test_what_is_not_toml_is_refused_by_path(tmp_path: Path, content: bytes) -> 
 
 
 @pytest.mark.parametrize("text", ["data = 3", "training = 'fast'", "[[model]]\nmethod = 'sosn'"])
-def test_a_value_in_place_of_a_section_is_refused_saying_how_a_section_is_written(text: str) -> None:
+def test_a_value_instead_of_a_section_is_refused_with_the_syntax(text: str) -> None:
     with pytest.raises(UsageError, match=r"is a section, written \[\w+\]"):
         read(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("sede = 3", "the recipe has no key 'sede' (did you mean 'seed'?)"),
         ("[trainig]\nsteps = 3", "the recipe has no key 'trainig' (did you mean 'training'?)"),
@@ -133,14 +133,14 @@ def test_a_value_in_place_of_a_section_is_refused_saying_how_a_section_is_writte
         ("[training]\nloss = 'mze'", "[training].loss is 'mze' (did you mean 'mse'?)"),
     ],
 )
-def test_a_misspelt_name_is_refused_with_the_nearest_right_one(text: str, said: str) -> None:
+def test_a_misspelt_name_is_refused_with_the_nearest_right_one(text: str, message: str) -> None:
     with pytest.raises(UsageError) as refused:
         read(text)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("seed = 'one'", "seed is 'one'; it must be a whole number"),
         ("title = 3", "title is 3; it must be text"),
@@ -153,10 +153,10 @@ def test_a_misspelt_name_is_refused_with_the_nearest_right_one(text: str, said: 
         ("[model]\nshift = 'none'", "[model].shift is 'none'; it must be a number"),
     ],
 )
-def test_an_ill_typed_value_is_refused_with_its_key_and_the_type_it_needs(text: str, said: str) -> None:
+def test_an_ill_typed_value_is_refused_with_its_key_and_the_type_it_needs(text: str, message: str) -> None:
     with pytest.raises(UsageError) as refused:
         read(text)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_none_in_words_makes_an_optional_value_none() -> None:
@@ -229,7 +229,7 @@ def test_another_method_keeps_what_was_set_and_it_has_too_wherever_its_word_stan
     assert recipe.preprocessing.options["mean_image"] is True
     assert "eta" not in recipe.model.options
     for words in (["method=prototypical", "width=32"], ["encoder.width=32", "method=prototypical"]):
-        assert override(Recipe(), words).encoder == EncoderSection("conv4_pooled", {"width": 32})  # its own, not SoSN's
+        assert override(Recipe(), words).encoder == EncoderSection("conv4_pooled", {"width": 32})  # its default, not SoSN's
 
 
 def test_another_encoder_keeps_what_was_set_and_it_has_too_wherever_its_word_stands() -> None:
@@ -254,7 +254,7 @@ def test_an_override_gives_options_that_the_dataset_takes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("word", "message"),
     [
         ("stps=3", "there is no key 'stps' (did you mean 'steps'?)"),
         ("training.stps=3", "there is no key 'training.stps' (did you mean 'training.steps'?)"),
@@ -270,8 +270,8 @@ def test_an_override_gives_options_that_the_dataset_takes() -> None:
         ("method=pixel", "there is no method 'pixel' (did you mean 'pixels'?)"),
     ],
 )
-def test_a_wrong_override_is_refused_saying_what_would_be_right(word: str, said: str) -> None:
-    assert said in refusal(word)
+def test_a_wrong_override_is_refused_with_advice(word: str, message: str) -> None:
+    assert message in refusal(word)
 
 
 def test_a_bare_key_of_two_sections_is_the_dataset_s_or_the_method_s_and_not_the_encoder_s() -> None:
@@ -291,7 +291,7 @@ def test_a_key_of_another_method_is_refused_on_the_command_line() -> None:
 
 @pytest.mark.parametrize("words", [["val_seed=0"], ["report_seed=1"], ["val_seed=5", "report_seed=5"]])
 def test_selecting_and_reporting_on_the_same_episodes_is_refused(words: list[str]) -> None:
-    assert "val_seed and report_seed are the same" in refusal(*words)
+    assert "val_seed and report_seed are equal" in refusal(*words)
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_a_decay_of_the_average_outside_zero_and_one_is_refused(value: str) -> N
     assert "the decay must lie between 0 and 1" in refusal(f"average={value}")
 
 
-def test_validation_follows_training_unless_told_otherwise() -> None:
+def test_validation_uses_the_episodes_of_training_by_default() -> None:
     recipe = override(Recipe(), ["way=7", "shot=3"])
     assert (recipe.val_way, recipe.val_shot) == (7, 3)
     recipe = override(recipe, ["val_way=5", "val_shot=1"])
@@ -340,7 +340,7 @@ def test_two_recipes_are_compared_without_title_and_device(word: str, same: bool
     assert (without_place(override(Recipe(), [word])) == without_place(Recipe())) is same
 
 
-def test_every_default_stands_in_the_table_and_has_its_own_type() -> None:
+def test_every_default_is_in_the_table_with_its_type() -> None:
     table: dict[str, Any] = Recipe().to_table()
     assert set(table) == {"title", "seed", *SECTIONS}
     assert from_table(table, "the defaults") == Recipe()
@@ -368,7 +368,7 @@ def test_a_title_with_any_character_reads_back() -> None:
     assert read(recipe.to_toml()) == recipe
 
 
-def test_another_method_brings_its_own_loss_unless_one_is_given() -> None:
+def test_another_method_uses_its_loss_unless_one_is_given() -> None:
     recipe = load_recipe("glyphs-5w1s")
     assert override(recipe, ["method=prototypical"]).training.loss == "cross_entropy"
     assert override(recipe, ["method=siamese"]).training.loss == "binary_cross_entropy"

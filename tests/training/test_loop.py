@@ -293,7 +293,7 @@ def test_a_damaged_file_of_a_run_is_reported(tmp_path: Path, name: str) -> None:
     recipe = tiny("steps=1", "every=1")
     train(recipe, tmp_path / "run")
     (tmp_path / "run" / name).write_text("{")
-    with pytest.raises(CheckpointError, match=rf"{name}' is damaged \(.*\): put it back, or start another run"):
+    with pytest.raises(CheckpointError, match=rf"{name}' is damaged \(.*\): restore it, or start another run"):
         train(recipe, tmp_path / "run", resume=True)
 
 

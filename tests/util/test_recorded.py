@@ -23,21 +23,21 @@ class Fixed(Base):
 
 
 class Silent(Child):
-    """One without a constructor of its own."""
+    """A class without a constructor."""
 
 
-def test_arguments_are_kept_whether_given_by_place_by_name_or_not_at_all() -> None:
+def test_positional_keyword_and_default_arguments_are_recorded() -> None:
     assert Base().arguments == {"size": 3, "colour": "grey"}
     assert Base(5).arguments == {"size": 5, "colour": "grey"}
     assert Base(colour="blue").arguments == {"size": 3, "colour": "blue"}
 
 
-def test_arguments_that_are_passed_on_stand_beside_a_class_s_own_with_the_defaults_of_its_base() -> None:
+def test_arguments_of_the_base_class_are_recorded_with_defaults() -> None:
     assert Child(2, colour="blue").arguments == {"depth": 2, "drop": 0.5, "size": 3, "colour": "blue"}
     assert Silent(2, drop=0.1).arguments == {"depth": 2, "drop": 0.1, "size": 3, "colour": "grey"}
 
 
-def test_what_a_base_is_given_counts_where_the_class_itself_has_no_argument_of_that_name() -> None:
+def test_arguments_that_only_the_base_class_has_are_recorded() -> None:
     assert Fixed().arguments == {"size": 7, "colour": "red"}
 
 

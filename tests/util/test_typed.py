@@ -73,7 +73,7 @@ def test_none_is_refused_where_a_value_is_needed(annotation: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "annotation", "said"),
+    ("value", "annotation", "message"),
     [
         ("3", int, "a whole number"),
         (3.0, int, "a whole number"),
@@ -89,11 +89,11 @@ def test_none_is_refused_where_a_value_is_needed(annotation: Any) -> None:
         ("high", float | None, "a number"),
     ],
 )
-def test_a_value_of_another_type_is_refused_naming_the_key_and_the_type(value: object, annotation: Any, said: str) -> None:
+def test_a_value_of_another_type_is_refused_naming_the_key_and_the_type(value: object, annotation: Any, message: str) -> None:
     with pytest.raises(UsageError) as refused:
         coerce(value, annotation, "[training].key")
     assert str(refused.value).startswith("[training].key is ")
-    assert str(refused.value).endswith(f"it must be {said}")
+    assert str(refused.value).endswith(f"it must be {message}")
 
 
 def test_a_choice_that_is_none_of_those_allowed_is_refused_with_the_nearest_and_all() -> None:
@@ -132,7 +132,7 @@ def test_options_are_held_against_annotations_one_by_one() -> None:
     assert check_options({}, known, "[model]") == {}
 
 
-def test_an_unknown_option_is_refused_with_its_place_the_nearest_name_and_all_names() -> None:
+def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UsageError) as refused:
         check_options({"widht": 2}, annotations(Sample), "[model]")
     assert str(refused.value) == "[model] has no key 'widht' (did you mean 'width'?); it has width, mean"

@@ -1,1 +1,1 @@
-"""Images in banks, episodes drawn from them, and the one way a picture becomes a tensor."""
+"""Image banks, episode sampling, augmentation, and reading of images."""

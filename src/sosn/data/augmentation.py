@@ -1,4 +1,4 @@
-"""Random changes to the images of an episode, a whole batch in one go, on the images' own device."""
+"""Random augmentation of the images of an episode, in one batch, on their device."""
 
 import math
 from dataclasses import dataclass, replace
@@ -17,14 +17,14 @@ _HIGHEST = {"translate": 1, "zoom": 0.9, "turn": 180, "shear": 80, "jitter": 1}
 
 @dataclass(frozen=True)
 class AugmentationSection:
-    """How training images are changed at random, each in its own way; by default not at all."""
+    """Random augmentation of training images, drawn for each image; off by default."""
 
-    rotate: Literal["none", "episode", "image"] = "none"  # right angles: one an episode (the paper's authors) or one an image
-    flip: bool = False  # swap left and right in half of the images
+    rotate: Literal["none", "episode", "image"] = "none"  # by right angles, one per episode (as the authors) or per image
+    flip: bool = False  # mirror half of the images
     translate: float = 0.0  # largest translation, as a share of the side
-    zoom: float = 0.0  # largest relative change of scale; with translate it is the random crop
+    zoom: float = 0.0  # largest relative change of scale; with translate, a random crop
     turn: float = 0.0  # largest rotation, in degrees
-    shear: float = 0.0  # largest slant, in degrees
+    shear: float = 0.0  # largest shear, in degrees
     jitter: float = 0.0  # largest relative change of brightness, contrast and, in colour images, saturation
 
     def __post_init__(self) -> None:
@@ -37,10 +37,10 @@ class AugmentationSection:
 
 @torch.no_grad()
 def augment(episode: Episode, wanted: AugmentationSection, generator: torch.Generator) -> Episode:
-    """The episode with its images changed at random, shapes and labels as they were; with everything off, the same object.
+    """Return the episode with randomly augmented images of the same shape; if everything is off, the same object.
 
-    Right angles and flips move pixels and keep the dtype; anything else makes the images float32 in 0–1. The generator lives
-    on the images' device, and nothing is read back from there. Refuses right angles for images that are not square.
+    Rotations by right angles and flips keep the dtype; other changes return float32 in 0–1. The generator must be on the
+    device of the images. Refuses rotations by right angles of images that are not square.
     """
     check_generator(generator)
     check_episode(episode, "augment")
@@ -50,7 +50,7 @@ def augment(episode: Episode, wanted: AugmentationSection, generator: torch.Gene
         height, width = images.shape[-2:]
         if wanted.rotate != "none" and height != width:
             raise UsageError(
-                f"rotate is {wanted.rotate!r} and images are {height}×{width}; right angles need square ones: set rotate=none"
+                f"rotate is {wanted.rotate!r}, which needs square images, and images are {height}×{width}: set rotate=none"
             )
     of_episode = _quarters(len(episode), generator).unsqueeze(1) if wanted.rotate == "episode" else None  # (E, 1)
     sides = []
@@ -65,7 +65,7 @@ def augment(episode: Episode, wanted: AugmentationSection, generator: torch.Gene
 
 
 def _changed(images: Tensor, wanted: AugmentationSection, generator: torch.Generator) -> Tensor:
-    """All but right angles, for images (N, C, H, W)."""
+    """Apply all augmentations but rotations by right angles to images (N, C, H, W)."""
     moves = wanted.translate or wanted.zoom or wanted.turn or wanted.shear
     if wanted.flip:
         images = torch.where(_uniform(0, 1, len(images), generator) < 0.5, images.flip(-1), images)
@@ -79,54 +79,54 @@ def _changed(images: Tensor, wanted: AugmentationSection, generator: torch.Gener
 
 
 def _uniform(low: float, high: float, count: int, generator: torch.Generator) -> Tensor:
-    """Numbers between low and high, one an image: (N, 1, 1, 1) float32."""
+    """Draw uniform numbers between low and high, one per image: (N, 1, 1, 1) float32."""
     drawn = torch.rand(count, 1, 1, 1, generator=generator, device=generator.device, dtype=torch.float32)
     return low + (high - low) * drawn
 
 
 def _quarters(count: int, generator: torch.Generator) -> Tensor:
-    """Numbers of right angles, 0 to 3: (count,)."""
+    """Draw numbers of right angles, 0 to 3: (count,)."""
     return torch.randint(4, (count,), generator=generator, device=generator.device)
 
 
 def _rotated(images: Tensor, quarters: Tensor) -> Tensor:
-    """Square images (N, C, S, S), each turned by its number of right angles (N,)."""
+    """Rotate square images (N, C, S, S), each by its number of right angles (N,)."""
     size = images.shape[-1]
     places = torch.arange(size * size, device=images.device).view(size, size)
-    sources = torch.stack([places.rot90(count).flatten() for count in range(4)])  # (4, S·S) where each pixel comes from
+    sources = torch.stack([places.rot90(count).flatten() for count in range(4)])  # (4, S·S) source of each pixel
     index = sources[quarters].unsqueeze(1).expand(-1, images.shape[1], -1)
     return images.flatten(2).gather(2, index).view(images.shape)
 
 
 def _moved(images: Tensor, wanted: AugmentationSection, generator: torch.Generator) -> Tensor:
-    """Images seen through a window that is turned, slanted, scaled and shifted; outside, the border is repeated."""
+    """Rotate, shear, scale and translate images at random; outside an image, its border is repeated."""
     count, _, height, width = images.shape
     right, down, scale, angle, slant = (_uniform(-1, 1, count, generator).flatten() for _ in range(5))
     angle = math.radians(wanted.turn) * angle
     slant = (math.radians(wanted.shear) * slant).tan()
     scale = 1 + wanted.zoom * scale
     cos, sin = angle.cos() / scale, angle.sin() / scale
-    aspect = height / width  # the grid runs from −1 to 1 along either side, the angles are those of pixels
+    aspect = height / width  # the grid runs from −1 to 1 along each axis, angles are in pixels
     rows = (
         torch.stack((cos, (cos * slant - sin) * aspect, 2 * wanted.translate * right), -1),
         torch.stack((sin / aspect, sin * slant + cos, 2 * wanted.translate * down), -1),
     )
     moved = seen_through(images, torch.stack(rows, 1))
-    return moved.clamp_(0, 1)  # weights of the interpolation may sum to a little more than 1
+    return moved.clamp_(0, 1)  # interpolation weights may sum to slightly more than 1
 
 
 def _jittered(images: Tensor, jitter: float, generator: torch.Generator) -> Tensor:
-    """Images darker or brighter, then drawn to or from their mean grey, then, in colour, to or from the grey of each pixel."""
+    """Change brightness, then contrast about the mean grey, then, in colour images, saturation."""
     brightness, contrast, saturation = (_uniform(1 - jitter, 1 + jitter, len(images), generator) for _ in range(3))
     mean = _grey(images.mean((-2, -1), keepdim=True))
-    changed, own = brightness * (1 - contrast) * mean, brightness * contrast  # all three together: changed + own·images
+    offset, factor = brightness * (1 - contrast) * mean, brightness * contrast  # all three together: offset + factor·images
     if images.shape[1] == 3:
-        changed, own = torch.addcmul(changed, own * (1 - saturation), _grey(images)), own * saturation
-    return torch.addcmul(changed, own, images).clamp_(0, 1)
+        offset, factor = torch.addcmul(offset, factor * (1 - saturation), _grey(images)), factor * saturation
+    return torch.addcmul(offset, factor, images).clamp_(0, 1)
 
 
 def _grey(images: Tensor) -> Tensor:
-    """(N, C, H, W) → (N, 1, H, W): luma where there are three channels."""
+    """Convert to grey, by luma if there are three channels: (N, C, H, W) → (N, 1, H, W)."""
     if images.shape[1] != 3:
         return images.mean(1, keepdim=True)
     red, green, blue = images.split(1, 1)

@@ -1,4 +1,4 @@
-"""Image files of folders and lists: which there are, and what class each is of."""
+"""Image files in folders and CSV lists, with their classes."""
 
 import csv
 import os
@@ -12,12 +12,12 @@ from PIL import Image
 from sosn.data.bank import SPLITS
 from sosn.errors import DataError, SosnWarning
 
-NAMED = 3  # files that a sentence names
+NAMED = 3  # files named in a message
 
 
 @dataclass(frozen=True)
 class LabelledFile:
-    """An image file, and what is said of it."""
+    """An image file with its class, split and group."""
 
     file: Path
     label: str
@@ -26,29 +26,29 @@ class LabelledFile:
 
 
 def class_files(root: Path) -> tuple[dict[str, list[Path]], list[Path]]:
-    """The images of each class in a folder of folders, and the files there that are no images by name or of no class.
+    """Return the image files of each class folder, and the other files: those without an image extension or a class folder.
 
-    Refuses a folder that has no folders in it, and a class without images.
+    Refuses a folder without folders, and a class without images.
     """
     if not root.is_dir():
-        raise DataError(f"there is no folder {str(root)!r}: give one that holds a folder of images for each class")
+        raise DataError(f"there is no folder {str(root)!r}: pass one that has a folder of images for each class")
     found: dict[str, list[Path]] = {}
     others = _visible(root, Path.is_file)
     for entry in _visible(root, Path.is_dir):
-        images, left_out = image_files(entry)
+        images, skipped_files = image_files(entry)
         if not images:
             below = _visible(entry, Path.is_dir)
-            where = f"; there is a folder {below[0].name!r} in it: give the folder whose folders hold images" if below else ""
+            where = f"; it has a folder {below[0].name!r}: pass the folder whose folders contain images" if below else ""
             raise DataError(f"class {entry.name!r} has no images in {str(entry)!r}: add some or remove the folder{where}")
         found[entry.name] = images
-        others += left_out
+        others += skipped_files
     if not found:
-        raise DataError(f"folder {str(root)!r} has no folders in it: it needs one for each class")
+        raise DataError(f"folder {str(root)!r} has no folders: it needs one for each class")
     return found, others
 
 
 def image_files(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The files of a folder, sorted: those with names of images, and the others."""
+    """Return the sorted files of a folder: those with an image extension, and the others."""
     files = _visible(folder, Path.is_file)
     known = Image.registered_extensions()
     others = [file for file in files if file.suffix.lower() not in known]
@@ -56,27 +56,30 @@ def image_files(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def skipped(files: Sequence[Path], root: Path) -> str:
-    """A sentence that names files which are not images, the first three of them."""
+    """Return a message with the first three files that were skipped."""
     names = [str(file.relative_to(root)) if file.is_relative_to(root) else str(file) for file in files]
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return f"skipped {len(names)} file{'s' * (len(names) > 1)} in {str(root)!r}, not images: {', '.join(names[:NAMED])}{more}"
 
 
-def warn_left_out(root: Path, others: Sequence[Path]) -> None:
-    """Say which files of a folder of classes are not looked at, if any."""
+def warn_skipped(root: Path, others: Sequence[Path]) -> None:
+    """Warn about the skipped files of a folder of classes, if any."""
     if others:
-        sentence = f"{skipped(others, root)} (not images by their names, or in no class folder)"
-        warnings.warn(sentence.replace(", not images:", ":"), SosnWarning, stacklevel=4)
+        message = f"{skipped(others, root)} (no image extension, or not in a class folder)"
+        warnings.warn(message.replace(", not images:", ":"), SosnWarning, stacklevel=4)
 
 
-def _visible(root: Path, kind: Callable[[Path], bool]) -> list[Path]:
-    return sorted(entry for entry in root.iterdir() if kind(entry) and not entry.name.startswith("."))
+def _visible(root: Path, wanted: Callable[[Path], bool]) -> list[Path]:
+    return sorted(entry for entry in root.iterdir() if wanted(entry) and not entry.name.startswith("."))
 
 
 def from_list(path: Path) -> list[LabelledFile]:
-    """The images that a CSV names, with their labels and, if it has them, groups and splits."""
+    """Read the image files of a CSV, with their labels and, if it has these columns, groups and splits.
+
+    Refuses missing columns, empty paths and labels, and unknown splits.
+    """
     if not path.is_file():
-        raise DataError(f"there is no file {str(path)!r}: give a CSV with the columns path, label[, group][, split]")
+        raise DataError(f"there is no file {str(path)!r}: pass a CSV with the columns path, label[, group][, split]")
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = csv.DictReader(file)
         if not {"path", "label"} <= set(rows.fieldnames or ()):
@@ -85,18 +88,18 @@ def from_list(path: Path) -> list[LabelledFile]:
         for number, row in enumerate(rows, 2):
             if not row["path"] or not row["label"]:
                 raise DataError(
-                    f"line {number} of {str(path)!r} has path {row['path']!r} and label {row['label']!r}: give both"
+                    f"line {number} of {str(path)!r} has path {row['path']!r} and label {row['label']!r}: fill in both"
                 )
             if (row.get("split") or "train") not in SPLITS:
-                raise DataError(f"line {number} of {str(path)!r} has split {row['split']!r}; splits are train, val and test")
-            said = (row["label"], row.get("split") or "", row.get("group") or "")
-            pictures.append(LabelledFile(path.parent / row["path"], *said))
+                raise DataError(f"line {number} of {str(path)!r} has split {row['split']!r}; it must be train, val or test")
+            values = (row["label"], row.get("split") or "", row.get("group") or "")
+            pictures.append(LabelledFile(path.parent / row["path"], *values))
     return pictures
 
 
 def list_classes(folder: str | os.PathLike[str]) -> tuple[list[Path], list[str]]:
-    """The image files of a folder of folders, and for each the name of its folder, which is its class."""
+    """Return the image files of a folder of class folders, and the class of each file."""
     classes, others = class_files(Path(folder))
-    warn_left_out(Path(folder), others)
-    files = [file for own in classes.values() for file in own]
-    return files, [label for label, own in classes.items() for _ in own]
+    warn_skipped(Path(folder), others)
+    files = [file for class_images in classes.values() for file in class_images]
+    return files, [label for label, class_images in classes.items() for _ in class_images]

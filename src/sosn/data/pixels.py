@@ -1,4 +1,4 @@
-"""Pixels of image files, as arrays. Nothing here needs PyTorch, so that processes which decode start at once and stay small."""
+"""Read image files as arrays. This module does not import PyTorch, so that decoding processes start fast and stay small."""
 
 import os
 from typing import Any
@@ -8,7 +8,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from sosn.errors import DataError
 
-LARGEST = 50_000_000  # pixels of an image that is opened without asking
+LARGEST = 50_000_000  # default limit of pixels per image
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -20,12 +20,12 @@ def read_pixels(
     max_pixels: int = LARGEST,
     way_out: str = "shrink it",
 ) -> Pixels:
-    """One image file, the first frame if it is animated, as (channels, size, size) uint8.
+    """Read an image file, or the first frame of an animation, as (channels, size, size) uint8.
 
-    way_out: what to do about an image of more than max_pixels, for the message.
+    Refuses files that cannot be read, and images of more than max_pixels; way_out is the advice in that message.
     """
     if max_pixels > LARGEST and (Image.MAX_IMAGE_PIXELS or max_pixels) < max_pixels:
-        Image.MAX_IMAGE_PIXELS = max_pixels  # Pillow has a limit of its own
+        Image.MAX_IMAGE_PIXELS = max_pixels  # raise Pillow's limit too
     try:
         with Image.open(file) as opened:
             if opened.width * opened.height > max_pixels:
@@ -33,12 +33,14 @@ def read_pixels(
                     f"image {str(file)!r} has {opened.width}×{opened.height} pixels; {max_pixels:,} is the limit: {way_out}"
                 )
             return fit_pixels(opened, size, channels, crop)
+    except FileNotFoundError as error:
+        raise DataError(f"image {str(file)!r} does not exist") from error
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, RuntimeError, Image.DecompressionBombError) as error:
         raise DataError(f"image {str(file)!r} cannot be read ({error}): replace or remove it") from error
 
 
 def fit_pixels(opened: Image.Image, size: int, channels: int, crop: float = 1.0) -> Pixels:
-    """An image as (channels, size, size) uint8: turned as its EXIF says, transparency on white, cropped to the centre."""
+    """Convert an image to (channels, size, size) uint8: EXIF rotation, white background, central crop, resizing."""
     image = ImageOps.exif_transpose(_eight_bit(opened))
     if image.has_transparency_data:
         image = image.convert("RGBA")
@@ -54,7 +56,7 @@ def fit_pixels(opened: Image.Image, size: int, channels: int, crop: float = 1.0)
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:
-    """Deep grey scaled to 8 bits: Pillow itself cuts such values off at 255. Floating point is refused, having no scale."""
+    """Scale 16- and 32-bit grey to 8 bits, which Pillow would clip at 255. Refuses floating point, which has no range."""
     if image.mode == "F":
         raise ValueError("floating-point pixels have no known range; save it with 8 or 16 bits")
     if image.mode != "I" and not image.mode.startswith("I;16"):

@@ -1,4 +1,4 @@
-"""Episodes drawn from a bank, a whole batch in one go, on the bank's own device."""
+"""Draw batches of episodes from a bank, on its device."""
 
 import re
 from collections import Counter
@@ -15,18 +15,18 @@ from sosn.errors import DataError, TooFewError, UsageError
 from sosn.util.seeding import check_generator
 
 Within = Literal["alphabet", "drawers"] | None
-EPISODES = 600  # of an evaluation, unless it is told or the episodes have a number of their own
-TRIES = 8  # draws a grouped class gets before its surest choice of support is taken
+EPISODES = 600  # default number of episodes of an evaluation
+TRIES = 8  # random draws for a class with groups, before the safe choice of support
 
 
 class EpisodeSampler:
-    """Draws L-way Z-shot episodes with a number of queries a class; no image is ever on both sides of one episode.
+    """Draw L-way Z-shot episodes with `query` queries per class. Support and query never share an image.
 
-    Refuses a bank with too few classes, or with a class that has too few images. In a bank with groups, images of one
-    group are never split between support and query. within="alphabet" takes all classes of an episode from one alphabet, that
-    is, with the same name up to the last slash (for Open MIC, one exhibition); alphabets with fewer than `way` are left out.
-    within="drawers" takes, besides, all support images from one drawer and all queries from another, as DrawerTasks says.
-    called: what way, shot and query are called where they come from, for messages.
+    In a bank with groups, images of one group are never split between support and query. within="alphabet" takes all classes
+    of an episode from one alphabet: classes whose names agree up to the last slash (for Open MIC, one exhibition). Alphabets
+    with fewer than `way` classes are skipped. within="drawers" also takes all support images from one drawer and all queries
+    from another, see DrawerTasks. called: the names of way, shot and query in messages. Refuses a bank with too few classes,
+    or with a class that has too few images.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class EpisodeSampler:
         called: tuple[str, str, str] = ("way", "shot", "query"),
     ) -> None:
         if not isinstance(bank, Bank):
-            raise UsageError(f"EpisodeSampler takes a bank, not {type(bank).__name__}: sosn.open_bank opens one")
+            raise UsageError(f"EpisodeSampler takes a bank, not {type(bank).__name__}: open one with sosn.open_bank")
         for name, value, least in zip(called, (way, shot, query), (2, 1, 1), strict=True):
             if value < least:
                 raise UsageError(f"{name} is {value}; it must be {least} or more")
@@ -53,7 +53,7 @@ class EpisodeSampler:
         if within == "drawers" and self._families is not None:
             self._tasks = DrawerTasks(bank, self._families, way, shot, query)
         self._columns = torch.arange(int(bank.counts.max()), device=bank.device)
-        self.labels = torch.arange(way, device=bank.device).repeat_interleave(query)  # of the queries of every episode
+        self.labels = torch.arange(way, device=bank.device).repeat_interleave(query)  # the same for every episode
         smallest = int(bank.counts.argmin())
         if int(bank.counts[smallest]) < shot + query:
             need = shot + query
@@ -66,25 +66,25 @@ class EpisodeSampler:
 
     @property
     def usual_count(self) -> int:
-        """How many episodes an evaluation has if it is not told."""
+        """Default number of episodes of an evaluation."""
         return self._tasks.count if self._tasks else EPISODES
 
     def draw(self, count: int, generator: torch.Generator) -> Episode:
-        """A batch of episodes."""
+        """Draw a batch of episodes."""
         support, query = self.indices(count, generator)
         return self.episode(support, query)
 
     def episode(self, support: Tensor, query: Tensor) -> Episode:
-        """The episode of these rows of the bank: support (E, L, Z), query (E, Q)."""
+        """Build episodes from rows of the bank: support (E, L, Z), query (E, Q)."""
         images = self.bank.images
         labels = self.labels.expand(len(support), -1)
         support = support.to(images.device)
         return Episode(images[support], images[query.to(images.device)], labels, self.bank.labels[support[..., 0]])
 
     def indices(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Rows of the bank: support (E, L, Z), query (E, L·query) in the order of the classes.
+        """Draw rows of the bank: support (E, L, Z), query (E, L·query), ordered by class.
 
-        They come from the generator's device; a CPU generator gives the same rows wherever the bank is.
+        They are on the device of the generator; a CPU generator draws the same rows for a bank on any device.
         """
         check_generator(generator)
         if self._tasks:
@@ -108,13 +108,13 @@ class EpisodeSampler:
         return first + support, (first + query).flatten(1)
 
     def _draw_grouped(self, classes: Tensor, present: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Support at random, queries at random from the groups it left untouched: the first of a few tries that works."""
+        """Draw support, then queries from the other groups; take the first of a few random supports that leaves enough."""
         device = generator.device
         groups = self._groups.to(device)[classes]  # (E, L, M)
         shape = (*present.shape[:2], TRIES, present.shape[2])
         keys = torch.rand(shape, generator=generator, device=device)
         support = _smallest(keys, present.unsqueeze(2).expand(shape), self.shot)  # (E, L, tries, Z)
-        sure = self._sure.to(device)[classes].unsqueeze(2)  # (E, L, 1, Z): works for certain, so it is tried last
+        sure = self._sure.to(device)[classes].unsqueeze(2)  # (E, L, 1, Z): always works, so it comes last
         support = torch.cat((support, sure), 2)
         taken = groups.unsqueeze(2).expand(-1, -1, TRIES + 1, -1).gather(-1, support)
         free = present.unsqueeze(2) & ~(groups[:, :, None, :, None] == taken.unsqueeze(-2)).any(-1)
@@ -126,42 +126,43 @@ class EpisodeSampler:
         return support, _smallest(keys, free, self.query)
 
     def _prepare_groups(self, groups: Tensor, way_out: str) -> None:
-        """Group numbers by class and column (−1 where there is no image), and for each class a support that works."""
+        """Store group numbers by class and column (−1 for no image), and for each class a support that always works."""
         bank = self.bank
         table = torch.full((len(bank.names), len(self._columns)), -1)
         sure = torch.zeros(len(bank.names), self.shot, dtype=torch.int64)
         rows = groups.cpu().split(bank.counts.tolist())
-        if sum(len(own.unique()) for own in rows) > len(groups.unique()):
-            raise DataError("a group of images has several classes: number groups so that each belongs to one class")
-        for number, own in enumerate(rows):
-            table[number, : len(own)] = own
-            members = _fewest_images(own.tolist(), self.shot)
-            if len(own) - len(members) < self.query:
+        if sum(len(class_groups.unique()) for class_groups in rows) > len(groups.unique()):
+            raise DataError("a group of images has several classes: give each group images of one class")
+        for number, class_groups in enumerate(rows):
+            count = len(class_groups)
+            table[number, :count] = class_groups
+            members = _fewest_images(class_groups.tolist(), self.shot)
+            if count - len(members) < self.query:
                 raise TooFewError(
-                    f"class {bank.names[number]!r} has {len(own)} images in {len(own.unique())} groups that stay together, "
-                    f"too few for {self.shot}-shot with {self.query} queries: {way_out}, or drop the class"
+                    f"class {bank.names[number]!r} has {count} images in {len(class_groups.unique())} groups, which are not "
+                    f"split: too few for {self.shot}-shot with {self.query} queries: {way_out}, or drop the class"
                 )
             sure[number] = torch.tensor(members[: self.shot])
-        self._groups, self._sure = table.to(bank.device), sure.to(bank.device)  # drawing waits for no copy
+        self._groups, self._sure = table.to(bank.device), sure.to(bank.device)  # so that drawing copies nothing
 
 
 def alphabet_of(name: str) -> str:
-    """The alphabet of a class: its name up to the last slash. That of rotated characters is one of its own."""
-    parent, _, own = name.rpartition("/")
-    changed = re.search(r"(@(90|180|270))*$", own)
-    return parent + changed[0] if parent and changed else parent
+    """Return the alphabet of a class: its name up to the last slash. Rotated characters have a separate alphabet."""
+    parent, _, character = name.rpartition("/")
+    rotation = re.search(r"(@(90|180|270))*$", character)
+    return parent + rotation[0] if parent and rotation else parent
 
 
 def alphabets(names: Sequence[str]) -> dict[str, int]:
-    """How many classes each alphabet has."""
+    """Return the number of classes of each alphabet."""
     return dict(Counter(alphabet for name in names if (alphabet := alphabet_of(name))))
 
 
 def _families(names: Sequence[str], way: int, within: str, called: str) -> Tensor:
-    """Which classes belong to each alphabet that has enough of them: (alphabets, classes)."""
+    """Return which classes belong to each alphabet with at least `way` classes: (alphabets, classes)."""
     sizes = alphabets(names)
     if not sizes:
-        raise DataError(f'within="{within}" is for classes that belong to alphabets, and these do not: leave out within')
+        raise DataError(f'within="{within}" needs classes that belong to alphabets, and these do not: leave out within')
     if max(sizes.values()) < way:
         largest = f"the largest of {len(sizes)} alphabets has {max(sizes.values())} classes"
         raise DataError(
@@ -172,9 +173,9 @@ def _families(names: Sequence[str], way: int, within: str, called: str) -> Tenso
 
 
 def leave_out_small(bank: Bank, what: str, shot: int, query: int, say: Callable[[str], None] | None = None) -> Bank:
-    """The bank of the classes with enough images, and groups if any, to fill an episode. How many were left out is said.
+    """Return the bank without the classes that have too few images, or groups, for an episode; say how many were skipped.
 
-    what: what the classes are, such as train. Refuses a bank of which none remains.
+    what: the split of the classes in messages, such as train. Refuses a bank in which no class is large enough.
     """
     rows = list(range(len(bank))) if bank.groups is None else bank.groups.tolist()
     names = []
@@ -184,18 +185,18 @@ def leave_out_small(bank: Bank, what: str, shot: int, query: int, say: Callable[
     if not names:
         raise TooFewError(f"none of {len(bank.names)} {what} classes has enough images for {shot}-shot with {query} queries")
     if say and len(names) < len(bank.names):
-        left_out = f"{len(bank.names) - len(names)} of {len(bank.names)} {what} classes"
-        say(f"{left_out} have too few images for {shot}-shot with {query} queries and are skipped")
+        small = f"{len(bank.names) - len(names)} of {len(bank.names)} {what} classes"
+        say(f"skipped {small} with too few images for {shot}-shot with {query} queries")
     return bank.subset(names)
 
 
 def _smallest(keys: Tensor, allowed: Tensor, count: int) -> Tensor:
-    """Columns of the smallest keys among those allowed: `count` distinct ones at random, (…, M) → (…, count)."""
+    """Return the columns of the `count` smallest allowed keys, a random draw: (…, M) → (…, count)."""
     return keys.masked_fill(~allowed, 2.0).topk(count, dim=-1, largest=False).indices
 
 
 def _fewest_images(groups: list[int], least: int) -> list[int]:
-    """Members of the whole groups that hold at least so many images, and as few as possible (subset sums by size)."""
+    """Choose whole groups with at least `least` images in total, and as few as possible (subset sum); return the positions."""
     members: dict[int, list[int]] = {}
     for position, group in enumerate(groups):
         members.setdefault(group, []).append(position)

@@ -1,4 +1,4 @@
-"""Encoders by name. Each turns images (B, C, H, W) into feature maps (B, K, h, w)."""
+"""Encoders by name. Each maps images (B, C, H, W) to feature maps (B, K, h, w)."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -16,12 +16,12 @@ from sosn.util.spelling import nearest
 from sosn.util.typed import annotations, check_options
 
 EncoderSpec = str | Mapping[str, Any] | nn.Module  # a name, a table with a name and options, or a module
-ENCODERS: dict[str, type[Encoder]] = {one.name: one for one in (Conv4, Conv4Pooled, ResNet12, TimmEncoder)}
+ENCODERS: dict[str, type[Encoder]] = {encoder.name: encoder for encoder in (Conv4, Conv4Pooled, ResNet12, TimmEncoder)}
 E = TypeVar("E", bound=type[Encoder])
 
 
 def register_encoder(kind: E) -> E:
-    """Make an encoder known by its name, for recipes, saved models and `encoder=`; a decorator of its class."""
+    """Class decorator: register an encoder by its name, for recipes, saved models and `encoder=`."""
     if not kind.name:
         raise UsageError(f"{kind.__name__} has no name: give the class a name, as in name = 'my_encoder'")
     ENCODERS[kind.name] = kind
@@ -29,19 +29,19 @@ def register_encoder(kind: E) -> E:
 
 
 def encoder_class(name: str) -> type[Encoder]:
-    """The encoder of this name."""
+    """Return the encoder class with this name. Refuses an unknown name."""
     if name not in ENCODERS:
-        raise UsageError(f"there is no encoder {name!r}{nearest(name, ENCODERS)}; there are {', '.join(ENCODERS)}")
+        raise UsageError(f"there is no encoder {name!r}{nearest(name, ENCODERS)}; choose one of {', '.join(ENCODERS)}")
     return ENCODERS[name]
 
 
 def encoder_options(name: str) -> dict[str, Any]:
-    """Options of an encoder and their types."""
+    """Return the options of an encoder and their types."""
     return annotations(encoder_class(name), without=("channels",))
 
 
 def build_encoder(spec: EncoderSpec, channels: int, image_side: int) -> Encoder:
-    """An encoder from a name, a table or a module. Refuses unknown options, and images that are too small for it."""
+    """Build an encoder from a name, a table or a module. Refuses unknown options, and images that are too small."""
     if isinstance(spec, Encoder):
         return spec
     if isinstance(spec, nn.Module):
@@ -51,7 +51,7 @@ def build_encoder(spec: EncoderSpec, channels: int, image_side: int) -> Encoder:
     encoder = encoder_class(name)(channels=channels, **check_options(table, encoder_options(name), f"encoder {name!r}"))
     if encoder.map_side(image_side) < 1:
         least = next(side for side in range(1, 33) if encoder.map_side(side) > 0)
-        raise UsageError(f"input_size is {image_side}; {name} needs images of {least} pixels or more a side")
+        raise UsageError(f"input_size is {image_side}; {name} needs images of {least} pixels or more per side")
     return encoder
 
 

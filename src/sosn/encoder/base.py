@@ -1,4 +1,4 @@
-"""What an encoder is."""
+"""The base class of encoders."""
 
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
@@ -12,22 +12,22 @@ from sosn.util.recorded import Recorded
 class Encoder(Recorded, nn.Module, ABC):
     """Maps images (B, C, H, W) to feature maps (B, width, h, w).
 
-    A subclass has a name, sets width, and writes forward. Its constructor takes channels, those of the images, and has a
-    default for everything else; `sosn.register_encoder` makes it known by its name.
+    A subclass has a name, sets width and implements forward. Its constructor takes the number of image channels and has a
+    default for every other argument. `sosn.register_encoder` registers it by its name.
     """
 
     name: ClassVar[str] = ""
     width: int
-    non_negative: bool = False  # whether features are never below 0, as after a ReLU
-    pooled: ClassVar[bool] = False  # whether the mean over positions is the usual description of an image
+    non_negative: bool = False  # whether features are never negative, as after a ReLU
+    pooled: ClassVar[bool] = False  # whether an image is usually described by the mean over positions
 
     @abstractmethod
     def forward(self, images: Tensor) -> Tensor:
-        """Feature maps (B, width, h, w) of preprocessed images (B, C, H, W)."""
+        """Map preprocessed images (B, C, H, W) to feature maps (B, width, h, w)."""
 
     @property
     def chain(self) -> nn.Sequential | None:
-        """Its blocks, if it is nothing but a chain of them, which methods that adapt an encoder to each task need."""
+        """The blocks, if the encoder is a plain sequence of them, as methods that adapt to each task need; else None."""
         return None
 
     def map_side(self, image_side: int) -> int:
@@ -39,13 +39,13 @@ class Encoder(Recorded, nn.Module, ABC):
         return self.map_side(image_side) ** 2
 
     def table(self) -> dict[str, Any]:
-        """The name and options that build it again, as plain values."""
+        """The name and options that rebuild it, as plain values."""
         return {"name": self.name} | {name: value for name, value in self.arguments.items() if name != "channels"}
 
 
 @torch.no_grad()
 def probe(module: nn.Module, channels: int, side: int) -> Any:
-    """What a module gives for one black image, in evaluation mode and its own precision; its parts keep their modes."""
+    """Run a module on one black image, in evaluation mode and the precision of its weights; then restore its modes."""
     weight = next(module.parameters(), torch.zeros(()))
     modes = {part: part.training for part in module.modules()}
     try:

@@ -1,4 +1,4 @@
-"""The four-block encoder of Relation Net, which SoSN shares (Fig. 2)."""
+"""The four-block encoder of Relation Net and SoSN (Fig. 2)."""
 
 from typing import ClassVar, Literal
 
@@ -14,8 +14,8 @@ class Conv4(Encoder):
     """Four blocks of 3×3 convolution, batch norm and ReLU, with 2×2 max-pooling after the first two.
 
     Images (B, C, H, W) → feature maps (B, width, h, w): 28² → 5², 84² → 19², 224² → 54².
-    features="linear" leaves out the last ReLU, so that features may be negative. pools=3 or 4 pools after later blocks too,
-    so that a feature sees more of the image: 84² → 9² or 4². blocks=5 or more adds blocks like the last, which pool nothing.
+    features="linear" omits the last ReLU, so that features may be negative. pools=3 or 4 also pools after later blocks, for a
+    larger receptive field: 84² → 9² or 4². blocks=5 or more adds blocks without pooling.
     """
 
     name: ClassVar[str] = "conv4"
@@ -32,9 +32,9 @@ class Conv4(Encoder):
         at_least(1, width=width)
         one_of(("relu", "linear"), features=features)
         if pools not in (2, 3, 4):
-            raise UsageError(f"pools is {pools}; 2, 3 or 4 of the four blocks can end in pooling")
+            raise UsageError(f"pools is {pools}; it must be 2, 3 or 4")
         if blocks < 4:
-            raise UsageError(f"blocks is {blocks}; Conv-4 has four, and more can be added")
+            raise UsageError(f"blocks is {blocks}; it must be 4 or more")
         self.width, self.pools = width, pools
         self.blocks = nn.Sequential(
             *block(channels, width, padding=0, pool=True),

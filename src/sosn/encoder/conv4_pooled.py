@@ -1,4 +1,4 @@
-"""The four-block encoder that pools after every block, that of Matching Nets, Prototypical Nets and MAML."""
+"""The four-block encoder of Matching Nets, Prototypical Nets and MAML, which pools after every block."""
 
 from typing import ClassVar
 

@@ -1,4 +1,4 @@
-"""DropBlock: squares of features are left out in training."""
+"""DropBlock: dropout of square regions of feature maps."""
 
 import torch
 import torch.nn.functional as F
@@ -8,9 +8,9 @@ from torch import Tensor, nn
 class DropBlock(nn.Module):
     """Ghiasi, Lin & Le, "DropBlock: A regularization method for convolutional networks", NeurIPS 2018.
 
-    In training, squares of `side` positions, of each channel by itself, become 0, about `share` of all positions; what is left
-    is scaled up so that the mean stays. In evaluation nothing happens. Maps (B, C, h, w) keep their shape. Random
-    numbers come from PyTorch's own generator, which training seeds for every step.
+    In training, squares of `side` positions become 0, in each channel separately, about `share` of all positions; the rest
+    is scaled up to keep the mean. In evaluation it does nothing. Maps (B, C, h, w) keep their shape. Random numbers
+    come from PyTorch's global generator, which training seeds at every step.
     """
 
     def __init__(self, share: float, side: int = 5) -> None:
@@ -22,7 +22,7 @@ class DropBlock(nn.Module):
             return maps
         height, width = maps.shape[-2:]
         side = min(self.side, height, width)
-        rows, columns = height - side + 1, width - side + 1  # where a whole square may begin
+        rows, columns = height - side + 1, width - side + 1  # where a whole square may start
         rate = self.share * height * width / (side**2 * rows * columns)
         begins = torch.rand(*maps.shape[:2], rows, columns, device=maps.device) < rate
         dropped = F.max_pool2d(F.pad(begins.to(maps.dtype), [side - 1] * 4), side, stride=1)

@@ -1,4 +1,4 @@
-"""From images as a file gives them to what a model was trained on."""
+"""Preprocessing of images: size, channels, polarity and standardisation."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -14,13 +14,13 @@ Polarity = Literal["as_is", "inverted"]
 
 
 class Preprocessing(Recorded, nn.Module):
-    """uint8 0–255 or float 0–1 images of any size → standardised floats of the model's own size and channels.
+    """uint8 0–255 or float 0–1 images of any size → standardised floats with the model's size and channels.
 
-    (B, c, h, w) → (B, channels, size, size). Other sizes are resized with antialiasing; colour becomes grey by luma, grey
-    becomes colour by repetition. polarity="inverted" turns x into 1 − x. mean and std are of images in 0…1, after that.
-    mean_image=True subtracts an image in place of a mean; it is stored with the weights, and 0 until `take_mean` is called.
-    detail is the side of the images that a model was trained on, where those were enlarged: others are first brought to it, so
-    that none is sharper than what the model knows.
+    (B, c, h, w) → (B, channels, size, size). Images are resized with antialiasing. Colour becomes grey by luma; grey becomes
+    colour by repeating the channel. polarity="inverted" turns x into 1 − x. mean and std refer to images in 0…1, after
+    inversion. mean_image=True subtracts an image instead of a mean; it is saved with the weights, and 0 until `take_mean` is
+    called. detail: if the training images were enlarged, their original side. Every image is first resized to it, so that no
+    image is sharper than the training images. 0 means no such step.
     """
 
     mean: Tensor
@@ -40,21 +40,21 @@ class Preprocessing(Recorded, nn.Module):
         super().__init__()
         size = input_size
         if not 0 <= detail <= size:
-            raise UsageError(f"detail is {detail}; it is the side of images that are enlarged to {size}, or 0 for none")
+            raise UsageError(f"detail is {detail}; it must lie between 0 (off) and the input size, {size}")
         if channels not in (1, 3):
-            raise UsageError(f"channels is {channels}; images have 1 (grey) or 3 (colour)")
+            raise UsageError(f"channels is {channels}; it must be 1 (grey) or 3 (colour)")
         if polarity not in ("as_is", "inverted"):
             raise UsageError(f"polarity is {polarity!r}; choose as_is or inverted")
         if mean_image and mean is not None:
-            raise UsageError("mean and mean_image are both given: choose the mean of each channel or that of each pixel")
+            raise UsageError("mean and mean_image are both given: choose one, the mean of each channel or of each pixel")
         self.channels, self.size, self.polarity, self.detail = channels, size, polarity, detail
         self.plain = mean is None and std is None and not mean_image
         self.by_pixel = mean_image
         if mean_image:
             self.register_buffer("mean_image", torch.zeros(channels, size, size))
-        plain = {"mean": (mean, 0.0), "std": (std, 1.0)}
-        for name, (given, value) in plain.items():
-            values = [value] * channels if given is None else list(given)
+        defaults = {"mean": (mean, 0.0), "std": (std, 1.0)}
+        for name, (given, default) in defaults.items():
+            values = [default] * channels if given is None else list(given)
             if len(values) != channels:
                 raise UsageError(f"{name} has {len(values)} values; {channels} channels need {channels}")
             self.register_buffer(name, torch.tensor(values, dtype=torch.get_default_dtype()).view(-1, 1, 1), persistent=False)
@@ -62,17 +62,17 @@ class Preprocessing(Recorded, nn.Module):
             raise UsageError(f"std is {self.std.flatten().tolist()}; every value must be above 0")
 
     def table(self) -> dict[str, Any]:
-        """The options that build it again, as plain values."""
+        """The options that rebuild it, as plain values."""
         return dict(self.arguments)
 
     @property
     def source(self) -> int:
-        """Side of the images that are best given to it."""
+        """Side of the images that it should be given."""
         return self.detail or self.size
 
     @property
     def brightness(self) -> float | None:
-        """Mean of the images that it was fitted to, between 0 and 1, before polarity; None where it is not known."""
+        """Mean of the training images, between 0 and 1, before inversion; None if unknown."""
         mean = float((self.mean_image if self.by_pixel else self.mean).mean())
         if not 0 < mean < 1:
             return None
@@ -87,14 +87,16 @@ class Preprocessing(Recorded, nn.Module):
 
     @torch.no_grad()
     def take_mean(self, image: Tensor) -> None:
-        """Subtract this mean image (c, h, w), floats in 0…1, from now on; it is fitted to the model like any other image."""
-        self.mean_image.copy_(self._fitted(image.unsqueeze(0), torch.float64)[0])  # all steps are linear: the mean stays one
+        """Set the mean image to subtract, (c, h, w) floats in 0…1; it is resized and converted like any other image."""
+        self.mean_image.copy_(
+            self._fitted(image.unsqueeze(0), torch.float64)[0]
+        )  # all steps are linear, so the result is still the mean
 
     def _fitted(self, images: Tensor, dtype: torch.dtype) -> Tensor:
-        """Images in 0…1 of the model's size, channels and polarity."""
+        """Convert images to 0…1 and to the model's size, channels and polarity."""
         images = images.to(dtype) / 255 if images.dtype == torch.uint8 else images.to(dtype)
         if images.shape[-3] not in (1, 3):
-            raise UsageError(f"images have {images.shape[-3]} channels; give 1 (grey) or 3 (colour)")
+            raise UsageError(f"images have {images.shape[-3]} channels; they must have 1 (grey) or 3 (colour)")
         if images.shape[-3] == 3 and self.channels == 1:
             red, green, blue = images.split(1, -3)
             images = 0.299 * red + 0.587 * green + 0.114 * blue

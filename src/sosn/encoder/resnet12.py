@@ -1,4 +1,4 @@
-"""ResNet-12, the residual encoder of the few-shot literature, with a reduction to as many features as SoSN compares."""
+"""ResNet-12, the residual encoder of the few-shot literature, followed by a 1×1 convolution that reduces its width."""
 
 from typing import ClassVar, Literal
 
@@ -12,17 +12,17 @@ from sosn.util.checks import at_least, one_of
 
 SLOPE = 0.1  # of the leaky ReLU
 STAGES = 4
-DROPPED = 2  # stages, the last ones, after which DropBlock may stand
+DROPPED = 2  # number of last stages that DropBlock follows
 
 
 class ResNet12(Encoder):
     """Four residual stages and a 1×1 convolution: TADAM's (Oreshkin et al., NeurIPS 2018), as wide as MetaOptNet's.
 
-    A stage has three 3×3 convolutions with batch norm and leaky ReLU 0.1, a 1×1 convolution with batch norm beside them, and
-    2×2 max-pooling; filters are 1, 2½, 5 and 10 times first_width. The first `pools` stages pool (theirs: all four), so that
-    second-order matrices get enough positions: 84² → 21², 10² or 5² with 2, 3 or 4. A 1×1 convolution, batch norm and ReLU
-    then reduce the features to width; width=0 leaves them out. drop: the share that DropBlock leaves out after each of the last
-    two stages. features="linear" leaves out the last ReLU.
+    A stage has three 3×3 convolutions with batch norm and leaky ReLU 0.1, a 1×1 convolution with batch norm as shortcut, and
+    2×2 max-pooling. The stages have 1, 2½, 5 and 10 times first_width filters. Only the first `pools` stages pool (theirs: all
+    four), so that second-order matrices get enough positions: 84² → 21², 10² or 5² with 2, 3 or 4. A 1×1 convolution, batch
+    norm and ReLU then reduce the features to width; width=0 omits them. drop: the share of positions that DropBlock drops after
+    each of the last two stages. features="linear" omits the last ReLU.
     """
 
     name: ClassVar[str] = "resnet12"
@@ -39,14 +39,14 @@ class ResNet12(Encoder):
     ) -> None:
         super().__init__()
         if pools not in (2, 3, 4):
-            raise UsageError(f"pools is {pools}; 2, 3 or 4 of the four stages pool")
+            raise UsageError(f"pools is {pools}; it must be 2, 3 or 4")
         at_least(0, width=width)
         at_least(1, first_width=first_width)
         one_of(("relu", "linear"), features=features)
         if not 0 <= drop < 1:
-            raise UsageError(f"drop is {drop}; the share that is left out must be 0 or more and below 1")
+            raise UsageError(f"drop is {drop}; it must be 0 or more and below 1")
         if width == 0 and features == "linear":
-            raise UsageError("features is 'linear'; with width=0 nothing follows the stages, which end in a leaky ReLU")
+            raise UsageError("features is 'linear' and width is 0: the stages end in a leaky ReLU, so set width above 0")
         widths = [channels, *(first_width * share // 2 for share in (2, 5, 10, 20))]
         self.pools, self.width = pools, width or widths[-1]
         self.stages = nn.Sequential()
@@ -69,7 +69,7 @@ class ResNet12(Encoder):
 
 
 class Stage(nn.Module):
-    """Three convolutions with a shortcut: maps (B, inputs, h, w) → (B, outputs, h, w), or half as high and wide if pooled."""
+    """Three convolutions with a shortcut: maps (B, inputs, h, w) → (B, outputs, h, w), or half that size if pooled."""
 
     def __init__(self, inputs: int, outputs: int, pool: bool, drop: float = 0.0) -> None:
         super().__init__()

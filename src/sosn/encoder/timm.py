@@ -1,4 +1,4 @@
-"""Backbones of timm as encoders."""
+"""timm backbones as encoders."""
 
 import math
 from typing import Any, ClassVar
@@ -10,9 +10,9 @@ from sosn.errors import CheckpointError, UsageError
 
 
 class TimmEncoder(Encoder):
-    """A backbone by timm's name, without its classifier: the last feature map, or a transformer's tokens as a square.
+    """A timm backbone without its classifier: the last feature map, or the patch tokens of a transformer as a square map.
 
-    Its weights are random; checkpoint.timm.open_timm loads timm's own or those of a file.
+    The weights are random; checkpoint.timm.open_timm loads those of timm or of a file.
     """
 
     name: ClassVar[str] = "timm"
@@ -25,7 +25,7 @@ class TimmEncoder(Encoder):
 
     def forward(self, images: Tensor) -> Tensor:
         maps: Tensor = self.backbone.forward_features(images)
-        if maps.ndim == 3:  # tokens (B, N, K), the first of which stand for no place
+        if maps.ndim == 3:  # tokens (B, N, K), of which the first are not patches
             maps = maps[:, getattr(self.backbone, "num_prefix_tokens", 0) :].mT
             side = math.isqrt(maps.shape[-1])
             maps = maps.unflatten(-1, (side, side) if side**2 == maps.shape[-1] else (-1, 1))
@@ -37,16 +37,16 @@ class TimmEncoder(Encoder):
 
 
 def create_timm(model: str, pretrained: bool, channels: int = 3) -> Any:
-    """A network of timm's without its classifier. pretrained downloads timm's own weights."""
+    """Create a timm network without its classifier. pretrained: download timm's weights. Refuses an unknown model."""
     try:
         import timm
     except ImportError:
         raise UsageError("a timm encoder needs timm: pip install 'sosn[timm]'") from None
     if not timm.is_model(model):
-        raise UsageError(f"timm has no model {model!r}: timm.list_models() names those it has")
+        raise UsageError(f"timm has no model {model!r}: timm.list_models() lists all models")
     try:
         return timm.create_model(model, pretrained=pretrained, num_classes=0, in_chans=channels)
     except (OSError, RuntimeError) as error:
         if not pretrained:
             raise
-        raise CheckpointError(f"timm could not get the weights of {model!r} ({error}): give a checkpoint file") from error
+        raise CheckpointError(f"timm could not download the weights of {model!r} ({error}): pass a checkpoint file") from error

@@ -1,4 +1,4 @@
-"""A module of yours as an encoder."""
+"""Any PyTorch module as an encoder."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from sosn.errors import UsageError
 
 
 class WrappedEncoder(Encoder):
-    """Any module that maps images (B, C, H, W) to feature maps (B, K, h, w), used as it is. Refuses one that does not."""
+    """Wrap a module that maps images (B, C, H, W) to feature maps (B, K, h, w). Refuses a module with another output."""
 
     def __init__(self, module: nn.Module, channels: int, image_side: int) -> None:
         super().__init__()
@@ -17,7 +17,7 @@ class WrappedEncoder(Encoder):
         maps = probe(module, channels, image_side)
         if not isinstance(maps, Tensor) or maps.ndim != 4:
             shape = tuple(maps.shape) if isinstance(maps, Tensor) else type(maps).__name__
-            raise UsageError(f"the encoder gives {shape} for one image; it must give feature maps (1, K, h, w)")
+            raise UsageError(f"the encoder returns {shape} for one image; it must return feature maps (1, K, h, w)")
         self.width = maps.shape[1]
 
     def forward(self, images: Tensor) -> Tensor:
@@ -30,6 +30,6 @@ class WrappedEncoder(Encoder):
 
     def table(self) -> dict[str, Any]:
         raise UsageError(
-            f"the encoder is a {type(self.module).__name__} that was given as an object, so a file cannot say how to build "
-            "it: make it a subclass of sosn.Encoder with a name, and register it with sosn.register_encoder"
+            f"the encoder is a {type(self.module).__name__} object, which cannot be saved: make it a subclass of sosn.Encoder "
+            "with a name, and register it with sosn.register_encoder"
         )

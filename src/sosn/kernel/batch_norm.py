@@ -1,4 +1,4 @@
-"""Batch norm's running statistics, as they are kept in training and used in evaluation."""
+"""Running statistics of batch norm, updated in training and used in evaluation."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Running:
-    """The tensors that batch norm keeps, and how much a batch counts: momentum, or as much as each before if that is None."""
+    """The running statistics of batch norm. momentum: weight of a new batch; None means a cumulative average."""
 
     mean: Tensor
     var: Tensor
@@ -18,7 +18,7 @@ class Running:
 
     @torch.no_grad()
     def update(self, mean: Tensor, var: Tensor, offset: Tensor | None, count: int) -> None:
-        """Take in a batch of count values a channel, with this mean, without the offset, and biased variance."""
+        """Update with a batch of `count` values per channel. mean excludes the offset; var is biased."""
         self.batches.add_(1)
         share = self.momentum if self.momentum is not None else 1 / self.batches
         self.mean.mul_(1 - share).add_((mean + (0 if offset is None else offset)) * share)
@@ -26,7 +26,7 @@ class Running:
 
 
 class Fixed(NamedTuple):
-    """Batch norm in evaluation mode, after a convolution whose bias, the offset, was left out."""
+    """Batch norm in evaluation mode, after a convolution without its bias, which is the offset here."""
 
     weight: Tensor
     bias: Tensor
@@ -36,9 +36,9 @@ class Fixed(NamedTuple):
     eps: float
 
     def affine(self) -> tuple[Tensor, Tensor]:
-        """The scale and shift (C,) that all of it amounts to."""
+        """Return the equivalent scale and shift, (C,) each."""
         scale = self.weight * (self.var + self.eps).rsqrt()
         return scale, (self.offset - self.mean) * scale + self.bias
 
 
-Norm = Fixed | tuple[Tensor, Tensor]  # in evaluation, or the scale and shift that a batch's own statistics amount to
+Norm = Fixed | tuple[Tensor, Tensor]  # in evaluation, or the scale and shift from batch statistics

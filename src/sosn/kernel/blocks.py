@@ -1,4 +1,4 @@
-"""Convolution blocks that run faster than their layers one by one, with the same parameters and the same values."""
+"""Run convolution blocks faster than layer by layer, with the same parameters and results."""
 
 import itertools
 import math
@@ -20,27 +20,27 @@ from sosn.relation import stack_pairs
 
 
 def block(inputs: int, outputs: int, padding: int, pool: bool) -> list[nn.Module]:
-    """3×3 convolution, batch norm, 2×2 max-pooling if asked for, ReLU.
+    """Return the layers of a block: 3×3 convolution, batch norm, 2×2 max-pooling if `pool`, ReLU.
 
-    Pooling and ReLU commute; pooling first leaves ReLU a quarter of the work.
+    Pooling and ReLU commute; after pooling, ReLU has a quarter of the work.
     """
     layers: list[nn.Module] = [nn.Conv2d(inputs, outputs, 3, padding=padding), nn.BatchNorm2d(outputs)]
     return [*layers, nn.MaxPool2d(2), nn.ReLU()] if pool else [*layers, nn.ReLU()]
 
 
 def run(layers: nn.Sequential, maps: Tensor) -> Tensor:
-    """What layers(maps) gives, for layers made of blocks."""
+    """Compute layers(maps), for layers made of blocks."""
     if not enabled():
         result: Tensor = layers(maps)
         return result
-    with torch.cuda.device_of(maps):  # Triton launches on the current device, wherever the tensors are
-        for one in _blocks(layers):
-            maps = one.run(maps)
+    with torch.cuda.device_of(maps):  # Triton launches on the current device, not on that of the tensors
+        for part in _blocks(layers):
+            maps = part.run(maps)
     return maps
 
 
 def run_residual(layers: nn.Sequential, shortcut: nn.Sequential, maps: Tensor, leak: float, pool: bool) -> Tensor:
-    """Leaky ReLU of layers(maps) + shortcut(maps), pooled 2×2 if asked for; both end in a convolution and a batch norm."""
+    """Compute the leaky ReLU of layers(maps) + shortcut(maps), pooled 2×2 if `pool`. Both must end in batch norm."""
     *before, last = _blocks(layers)
     (beside,) = _blocks(shortcut)
     training = last.norm.training and beside.norm.training
@@ -49,31 +49,31 @@ def run_residual(layers: nn.Sequential, shortcut: nn.Sequential, maps: Tensor, l
         return F.max_pool2d(maps, 2) if pool else maps
     with torch.cuda.device_of(maps):
         second = beside.convolve(maps)
-        for one in before:
-            maps = one.run(maps)
+        for part in before:
+            maps = part.run(maps)
         norms = (last.parameters, beside.parameters)
         return join_pool(last.convolve(maps), second, norms, pool, leak, (last.running, beside.running))
 
 
 def run_pairs(layers: nn.Sequential, support: Tensor, query: Tensor, at_once: int = sys.maxsize) -> Tensor:
-    """What layers gives for [support ; query] of every pair, where layers begins with a block that pools.
+    """Compute layers([support ; query]) for every pair. The first block of layers must pool.
 
     support (E, L, P, S, K, K) and query (E, Q, P, S, K, K) are stacked for each of P permutations; result (E, Q, L, C, h, w).
-    With running statistics, where a pair is its own, about so many pairs are held at once.
+    at_once: about how many pairs are in memory at a time, if batch norm uses running statistics.
     """
     first, *others = _blocks(layers)
     assert first.pool
     assert not first.leak
     episodes, way = support.shape[:2]
     classes, queries = way, query.shape[1]
-    if not first.norm.training:  # parts about as wide as high, so that few maps of either side are read for many pairs
+    if not first.norm.training:  # nearly square parts, so that few maps are read for many pairs
         classes = min(way, max(1, math.isqrt(at_once // max(1, episodes))))
         queries = max(1, at_once // max(1, episodes * classes))
 
     def rest(joined: Tensor) -> Tensor:
         maps = joined.flatten(0, 2)
-        for one in others:
-            maps = one.run(maps)
+        for part in others:
+            maps = part.run(maps)
         result: Tensor = maps.unflatten(0, joined.shape[:3])
         return result
 
@@ -83,23 +83,23 @@ def run_pairs(layers: nn.Sequential, support: Tensor, query: Tensor, at_once: in
 
 
 def _join(parts: list[Tensor], dim: int) -> Tensor:
-    """The parts one after the other; a single one as it is, not a copy."""
+    """Concatenate the parts, without a copy if there is only one."""
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 def _channels_last(maps: Tensor) -> Tensor:
-    """The tensor in channels-last order, and with strides that say so where one channel leaves it open."""
+    """Convert to channels-last order, with unambiguous strides also for a single channel."""
     maps = maps.contiguous(memory_format=torch.channels_last)
     return maps if maps.shape[1] > 1 else maps.squeeze(1).unsqueeze(-1).permute(0, 3, 1, 2)
 
 
 @dataclass(frozen=True)
 class _Block:
-    """A convolution, the batch norm after it, and what follows up to the next."""
+    """A convolution, its batch norm, and the layers up to the next convolution."""
 
     convolution: nn.Conv2d
     norm: nn.BatchNorm2d
-    after: tuple[nn.Module, ...]  # max-pooling, ReLU or a leaky one, both or neither
+    after: tuple[nn.Module, ...]  # max-pooling, (leaky) ReLU, both or neither
 
     @property
     def pool(self) -> bool:
@@ -119,7 +119,7 @@ class _Block:
 
     @property
     def running(self) -> Running | None:
-        """Batch norm's running statistics, if it keeps any."""
+        """Running statistics of batch norm, or None if it has none."""
         norm = self.norm
         if not norm.track_running_stats or norm.running_mean is None or norm.running_var is None:
             return None
@@ -127,7 +127,7 @@ class _Block:
         return Running(norm.running_mean, norm.running_var, norm.num_batches_tracked, norm.momentum)
 
     def convolve(self, maps: Tensor) -> Tensor:
-        """The convolution without its bias, in channels-last order."""
+        """Run the convolution without its bias, in channels-last order."""
         convolution = self.convolution
         return F.conv2d(_channels_last(maps), convolution.weight, None, convolution.stride, convolution.padding)
 
@@ -154,12 +154,12 @@ class _Block:
         return norm_pool_batch(maps, norm.weight, norm.bias, convolution.bias, *after)[0]
 
     def run_pairs(self, support: Tensor, query: Tensor, classes: int, queries: int) -> Iterator[Iterable[Tensor]]:
-        """The block of every pair, (E, L, P, S, K, K), (E, Q, P, S, K, K) → (E, Q, L, C, h, w).
+        """Run the block on every pair, (E, L, P, S, K, K), (E, Q, P, S, K, K) → (E, Q, L, C, h, w).
 
-        In rows of so many queries, and each row in parts of so many classes.
+        Yields rows of `queries` queries, each in parts of `classes` classes.
         """
         convolution, norm, way = self.convolution, self.norm, support.shape[1]
-        if not support.numel() or not query.numel():  # no pair, so no statistics either
+        if not support.numel() or not query.numel():  # no pairs, so no statistics
             pairs = stack_pairs(support, query).flatten(3, 4)
             yield (self.run(pairs.flatten(0, 2)).unflatten(0, pairs.shape[:3]),)
             return
@@ -170,18 +170,18 @@ class _Block:
             return
         weight = convolution.weight.unflatten(1, (support.shape[2], 2, support.shape[3]))
 
-        def convolve(side: Tensor, number: int) -> Tensor:  # it is linear: once an image, not once a pair
-            one = _channels_last(weight[:, :, number].flatten(1, 2))
-            convolved: Tensor = F.conv2d(_channels_last(side.flatten(2, 3).flatten(0, 1)), one).unflatten(0, side.shape[:2])
+        def convolve(side: Tensor, number: int) -> Tensor:  # linear: once per image, not once per pair
+            filters = _channels_last(weight[:, :, number].flatten(1, 2))
+            convolved: Tensor = F.conv2d(_channels_last(side.flatten(2, 3).flatten(0, 1)), filters).unflatten(0, side.shape[:2])
             return convolved
 
         sides = convolve(support, 0).split(classes, 1)
         for part in query.split(queries, 1):
-            asked = convolve(part, 1)
-            yield (self._join(side, asked) for side in sides)
+            convolved = convolve(part, 1)
+            yield (self._join(side, convolved) for side in sides)
 
     def _join(self, support: Tensor, query: Tensor) -> Tensor:
-        """All that follows the convolution, of a_s + b_q for every pair: (E, Q, L, C, h, w)."""
+        """Run the layers after the convolution on a_s + b_q of every pair: (E, Q, L, C, h, w)."""
         norm = self.norm
         if not norm.training:
             return pair_pool_fixed(support, query, fixed(self.convolution, norm))
@@ -192,7 +192,7 @@ class _Block:
 
 
 def _blocks(layers: nn.Sequential) -> list[_Block]:
-    """The blocks that layers is made of."""
+    """Split layers into blocks."""
     found: list[_Block] = []
     starts = [place for place, layer in enumerate(layers) if isinstance(layer, nn.Conv2d)]
     for start, end in itertools.pairwise([*starts, len(layers)]):
@@ -205,7 +205,7 @@ def _blocks(layers: nn.Sequential) -> list[_Block]:
 
 
 def fixed(convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> Fixed:
-    """What follows a convolution without its bias: that, and batch norm in evaluation mode."""
+    """Return batch norm in evaluation mode, with the bias of the convolution before it."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
     offset = torch.zeros_like(norm.bias) if convolution.bias is None else convolution.bias
@@ -213,6 +213,6 @@ def fixed(convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> Fixed:
 
 
 def folded(convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
-    """Weight and bias of the one convolution that does the work of a convolution and the batch norm after it."""
+    """Fold batch norm into the convolution before it: return the weight and bias of an equivalent convolution."""
     scale, shift = fixed(convolution, norm).affine()
     return convolution.weight * scale.view(-1, 1, 1, 1), shift

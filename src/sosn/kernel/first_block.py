@@ -1,16 +1,16 @@
-"""The first block of a net at once: a 3×3 convolution of few input channels, batch norm, 2×2 max-pooling and ReLU.
+"""The first block of a network, fused: a 3×3 convolution with few input channels, batch norm, 2×2 max-pooling and ReLU.
 
-The output of the convolution, by far the largest map of a net, is never stored. It is linear in the 3×3 patches p of the input,
-x = w·p, and there are few numbers in a patch, so batch norm's sums over all positions follow from one small matrix, E[p pᵀ]:
+The output of the convolution, by far the largest map, is never stored. It is linear in the 3×3 patches p of the input,
+x = w·p, and a patch has few numbers, so the sums of batch norm over all positions follow from one small matrix, E[p pᵀ]:
 
     mean of x     w·E[p]                       its square    wᵀ E[p pᵀ] w
     Σ d·x         w·Σ d·p                      Σ p·D         scale·(Σ d·p − n·(c₀·E[p] + c₁·(E[p pᵀ] w − mean·E[p])))
 
-where d is the gradient that passed pooling and ReLU, at the winner of each four, and D = scale·(d − c₀ − c₁·(x − mean)) that of
-x. What the backward pass needs of the maps is thus which of four won; that is kept, a byte for each pooled value.
+where d is the gradient after pooling and ReLU, at the maximum of each four, and D = scale·(d − c₀ − c₁·(x − mean)) is that of
+x. So the backward pass needs only the position of each maximum, which is stored as one byte per pooled value.
 
-For pairs x = w_s·p_s + w_q·p_q with a patch of either side, and the matrix has a block of each side and one across: within an
-episode, the product of the mean patches of its classes and of its queries.
+For pairs, x = w_s·p_s + w_q·p_q with a patch of each side. The matrix then has a block for each side and a cross block: within
+an episode, the product of the mean patches of its classes and of its queries.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from sosn.kernel import MOST_ROWS
 from sosn.kernel.batch_norm import Running
 from sosn.relation import stack_pairs
 
-IMAGE_CHANNELS = 3  # most channels of an image whose block goes this way
+IMAGE_CHANNELS = 3  # most channels of an image for this kernel
 SIDE_CHANNELS = 3  # most channels of one side of a pair
 
 
@@ -39,7 +39,7 @@ def plain(
     padding: int,
     relu: bool,
 ) -> Tensor:
-    """What first_pool computes, of (B, C, H, W)."""
+    """Reference of first_pool, for maps (B, C, H, W)."""
     maps = F.conv2d(maps, weight, offset, padding=padding)
     maps = F.max_pool2d(F.batch_norm(maps, None, None, norm_weight, norm_bias, training=True, eps=eps), 2)
     return F.relu(maps) if relu else maps
@@ -48,7 +48,7 @@ def plain(
 def plain_pairs(
     support: Tensor, query: Tensor, weight: Tensor, offset: Tensor | None, norm_weight: Tensor, norm_bias: Tensor, eps: float
 ) -> Tensor:
-    """What first_pairs computes: (E, L, P, S, H, W), (E, Q, P, S, H, W) → (E, Q, L, C, h, w)."""
+    """Reference of first_pairs: (E, L, P, S, H, W), (E, Q, P, S, H, W) → (E, Q, L, C, h, w)."""
     pairs = stack_pairs(support, query).flatten(3, 4)
     pooled = plain(pairs.flatten(0, 2), weight, offset, norm_weight, norm_bias, eps, 0, True)
     result: Tensor = pooled.unflatten(0, pairs.shape[:3])
@@ -56,9 +56,9 @@ def plain_pairs(
 
 
 def serves(maps: Tensor, weight: Tensor, most: int, partners: int = 1) -> bool:
-    """Whether maps (B, C, H, W), each taken with so many partners, have few enough channels, and are neither none nor too many.
+    """Whether the kernel supports maps (B, C, H, W), each paired with `partners` others: few channels, not empty, not too many.
 
-    In Triton's interpreter any precision will do; on a GPU it takes half precision to beat other convolutions.
+    Triton's interpreter supports any precision. On a GPU, the kernel is faster only in half precision.
     """
     half = not maps.is_cuda or _precision(maps) in (torch.bfloat16, torch.float16)
     rows = maps.shape[0] * maps.shape[2] * maps.shape[3] * partners
@@ -76,9 +76,9 @@ def first_pool(
     relu: bool,
     running: Running | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The block, (B, c, H, W) → (B, C, h, w), and the mean and (biased) variance of the convolution without its bias.
+    """Run the block, (B, c, H, W) → (B, C, h, w); also return mean and (biased) variance of the convolution without its bias.
 
-    offset is that bias: batch norm takes it away again, so its gradient is 0. The running statistics take the batch in.
+    offset is that bias. Batch norm subtracts it again, so its gradient is 0. Running statistics are updated.
     """
     how = _How(eps, relu, padding, weight.shape[1], _precision(maps), running)
     result, mean, var = _Block.apply(None, maps.unsqueeze(0), weight, offset, norm_weight, norm_bias, how)
@@ -95,7 +95,7 @@ def first_pairs(
     eps: float,
     running: Running | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The block of every pair: (E, L, P, S, H, W), (E, Q, P, S, H, W) → (E, Q, L, C, h, w), with mean and variance as above."""
+    """Run the block on every pair: (E, L, P, S, H, W), (E, Q, P, S, H, W) → (E, Q, L, C, h, w); mean and variance as above."""
     how = _How(eps, True, 0, support.shape[3], _precision(query), running)
     result: tuple[Tensor, Tensor, Tensor] = _Block.apply(
         support.flatten(2, 3), query.flatten(2, 3), weight, offset, norm_weight, norm_bias, how
@@ -108,19 +108,19 @@ class _How:
     eps: float
     relu: bool
     padding: int
-    group: int  # input channels of the weight that belong to one side, before as many of the other follow
+    group: int  # input channels of the weight for one side; those of the other side follow
     precision: torch.dtype  # of the factors in matrix products
     running: Running | None
 
 
 def _precision(maps: Tensor) -> torch.dtype:
-    """What a convolution would compute in."""
-    kind = maps.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else maps.dtype
+    """The type in which a convolution would compute."""
+    device = maps.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else maps.dtype
 
 
 class _Block(torch.autograd.Function):
-    """Support (E, L, C, H, W), or None for maps by themselves, and query (E, Q, C, H, W)."""
+    """Takes support (E, L, C, H, W), or None without pairs, and query (E, Q, C, H, W)."""
 
     @staticmethod
     def forward(

@@ -14,7 +14,7 @@ Parameters = tuple[Tensor, Tensor, float]  # weight, bias and eps of a batch nor
 
 
 def plain(first: Tensor, second: Tensor, norms: tuple[Parameters, Parameters], pool: bool, leak: float) -> Tensor:
-    """What join_pool computes, of maps (B, C, H, W) and the statistics of their batch."""
+    """Reference of join_pool, for maps (B, C, H, W), with batch statistics."""
     normed = (
         F.batch_norm(maps, None, None, weight, bias, training=True, eps=eps)
         for maps, (weight, bias, eps) in zip((first, second), norms, strict=True)
@@ -31,7 +31,10 @@ def join_pool(
     leak: float,
     running: tuple[Running | None, Running | None] = (None, None),
 ) -> Tensor:
-    """Each map normalised by its batch's own statistics, which the running ones take in; added, rectified, pooled."""
+    """Normalise each map by its batch statistics, add, rectify and pool. Running statistics are updated.
+
+    Refuses maps with one value per channel, and maps that are too small for pooling.
+    """
     from sosn.kernel.triton.norm_pool import moments
 
     check_several(first)
@@ -48,7 +51,7 @@ def join_pool(
 
 
 class _Join(torch.autograd.Function):
-    """Saves both maps: which of four positions won is found again in the backward pass."""
+    """Saves both maps; the backward pass recomputes the position of each maximum."""
 
     @staticmethod
     def forward(
@@ -67,5 +70,5 @@ class _Join(torch.autograd.Function):
         from sosn.kernel.triton.join_pool import backward
 
         first, second, *values = ctx.saved_tensors
-        maps, (own, other) = backward(first, second, channels_last(gradient), tuple(values), ctx.dtype, ctx.pool, ctx.leak)
-        return *maps, own[1], own[0], other[1], other[0], None, None, None, None
+        maps, (left, right) = backward(first, second, channels_last(gradient), tuple(values), ctx.dtype, ctx.pool, ctx.leak)
+        return *maps, left[1], left[0], right[1], right[0], None, None, None, None

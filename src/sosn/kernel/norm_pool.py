@@ -1,4 +1,4 @@
-"""Batch norm, 2×2 max-pooling and ReLU, leaky or not, of a map."""
+"""Batch norm, 2×2 max-pooling and (leaky) ReLU of a map."""
 
 from typing import Any
 
@@ -14,9 +14,9 @@ def plain(
     maps: Tensor, weight: Tensor, bias: Tensor, mean: Tensor | None, var: Tensor | None, eps: float, pool: bool, relu: bool,
     leak: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """What norm_pool computes: maps (B, C, H, W); mean and var are None for those of the maps themselves.
+    """Reference of norm_pool, for maps (B, C, H, W). mean and var are None for batch statistics.
 
-    leak is the share of a number below 0 that ReLU lets through.
+    leak is the negative slope of the ReLU.
     """
     maps = F.batch_norm(maps, mean, var, weight, bias, training=mean is None, eps=eps)
     maps = F.max_pool2d(maps, 2) if pool else maps
@@ -34,10 +34,10 @@ def norm_pool_batch(
     running: Running | None = None,
     leak: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalised by the batch's own statistics: the result, and the batch's mean and (biased) variance, by Triton.
+    """Normalise by batch statistics, pool and rectify, in Triton; also return the mean and (biased) variance of the batch.
 
-    offset is the bias of the convolution that made the maps, left out there: batch norm takes it away again, so its gradient
-    is 0. The running statistics take the batch in.
+    offset is the bias that the convolution before omitted. Batch norm subtracts it again, so its gradient is 0. Running
+    statistics are updated.
     """
     check_several(maps)
     result: tuple[Tensor, Tensor, Tensor] = _Batch.apply(maps, weight, bias, offset, eps, pool, relu, running, leak)
@@ -45,20 +45,20 @@ def norm_pool_batch(
 
 
 def check_several(maps: Tensor) -> None:
-    """Refuse maps with one value a channel, of which there are no statistics, as PyTorch does."""
+    """Raise ValueError for maps with one value per channel, which have no variance, as PyTorch does."""
     if maps.numel() <= maps.shape[1]:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {maps.shape}")
 
 
 def norm_pool_fixed(maps: Tensor, fixed: Fixed, pool: bool, relu: bool, leak: float = 0.0) -> Tensor:
-    """Normalised by running statistics, pooled and rectified, by Triton; for evaluation, so without a gradient."""
+    """Normalise by running statistics, pool and rectify, in Triton; for evaluation, without a gradient."""
     from sosn.kernel.triton.norm_pool import apply
 
     return apply(channels_last(maps), fixed, pool, relu, leak)
 
 
 class _Batch(torch.autograd.Function):
-    """Saves the map and the result, the next layer's input: which of the four won is found again in the backward pass."""
+    """Saves the map and the result, the input of the next layer; the backward pass recomputes the position of each maximum."""
 
     @staticmethod
     def forward(

@@ -1,9 +1,9 @@
 """Batch norm, 2×2 max-pooling and ReLU of a_s + b_q for every pair of a class s and a query q of an episode.
 
-The first convolution of a similarity net is linear in [support ; query], so it is run once for each of them, and only the
-pooled maps of the pairs are ever written. The batch statistics over all pairs need no pair: the mean is the sum of the two
-means, and the variance is that of both sides plus twice the cross term, within an episode the product of the means over its
-classes and over its queries at each position. In the backward pass batch norm's dense terms follow from the same means.
+The first convolution of a similarity net is linear in [support ; query], so it runs once per image, and only the pooled maps of
+the pairs are written. The batch statistics over all pairs follow from the two sides: the mean is the sum of the two means, and
+the variance is the sum of the two variances plus twice the cross term, which is, within an episode, the product of the means
+over its classes and over its queries at each position. Batch norm's dense terms in the backward pass follow from them too.
 """
 
 from collections.abc import Iterator
@@ -18,13 +18,13 @@ from sosn.kernel import on_triton
 from sosn.kernel.batch_norm import Fixed, Norm
 from sosn.util.precision import full
 
-QUERIES = 4  # of an episode that the CPU takes at once: their maps stay in fast memory
+QUERIES = 4  # queries of an episode that the CPU processes at a time: their maps fit in the cache
 
 
 def plain(
     support: Tensor, query: Tensor, weight: Tensor, bias: Tensor, mean: Tensor | None, var: Tensor | None, eps: float
 ) -> Tensor:
-    """What pair_pool computes: (E, L, C, H, W), (E, Q, C, H, W) → (E, Q, L, C, H/2, W/2)."""
+    """Reference of pair_pool: (E, L, C, H, W), (E, Q, C, H, W) → (E, Q, L, C, H/2, W/2)."""
     pairs = support.unsqueeze(1) + query.unsqueeze(2)
     flat = F.batch_norm(pairs.flatten(0, 2), mean, var, weight, bias, training=mean is None, eps=eps)
     pooled: Tensor = F.relu(F.max_pool2d(flat, 2)).unflatten(0, pairs.shape[:3])
@@ -34,21 +34,21 @@ def plain(
 def pair_pool_batch(
     support: Tensor, query: Tensor, weight: Tensor, bias: Tensor, offset: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalised by the statistics of all pairs: (E, Q, L, C, H/2, W/2), and the mean and (biased) variance of the pairs.
+    """Normalise by the statistics of all pairs: (E, Q, L, C, H/2, W/2); also return their mean and (biased) variance.
 
-    offset is the bias of the convolution that made the maps, left out there; its gradient is 0.
+    offset is the bias that the convolution before omitted; its gradient is 0.
     """
     result: tuple[Tensor, Tensor, Tensor] = _Batch.apply(support, query, weight, bias, offset, eps)
     return result
 
 
 def pair_pool_fixed(support: Tensor, query: Tensor, fixed: Fixed) -> Tensor:
-    """a + b normalised by running statistics, pooled and rectified; where a gradient is wanted, by PyTorch."""
+    """Normalise a + b by running statistics, pool and rectify; in PyTorch if a gradient is needed."""
     return _forward(_last(support), _last(query), fixed)
 
 
 class _Batch(torch.autograd.Function):
-    """Saves the maps of the two sides alone: which of the four won is found again in the backward pass."""
+    """Saves only the maps of the two sides; the backward pass recomputes the position of each maximum."""
 
     @staticmethod
     def forward(
@@ -80,28 +80,28 @@ class _Batch(torch.autograd.Function):
 
 
 def _last(maps: Tensor) -> Tensor:
-    """(E, M, C, H, W) with the channels last in memory, as a view of (E, M, H, W, C)."""
+    """Store (E, M, C, H, W) with the channels last in memory, as a view of (E, M, H, W, C)."""
     return maps.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
 
 
 def _moments(support: Tensor, query: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
-    """Means over the classes and over the queries (E, C, H, W), and mean and variance (C,) of all pairs."""
+    """Return the means over classes and over queries, (E, C, H, W), and mean and variance (C,) of all pairs."""
     sides = [_side_moments(side) for side in (support, query)]
     (support_mean, support_var), (query_mean, query_var) = sides
     centres = [part.mean((0, 2, 3)) for part in (support_mean, query_mean)]
     apart = [part - centre[:, None, None] for part, centre in zip((support_mean, query_mean), centres, strict=True)]
-    # Variance of a side: within the members at a position, and of their means; the means' parts of both sides go together.
+    # The variance of each side at a position, plus the variance of the summed means of both sides.
     var = (support_var + query_var + (apart[0] + apart[1]).square()).mean((0, 2, 3))
     return (support_mean, query_mean), centres[0] + centres[1], var
 
 
 def _side_moments(maps: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance over the members at each position, (E, M, C, H, W) → (E, C, H, W) twice, in full precision."""
+    """Mean and biased variance over the maps at each position, (E, M, C, H, W) → (E, C, H, W) twice, in full precision."""
     if on_triton(maps):
         from sosn.kernel.triton.pair_pool import side_moments
 
         return side_moments(maps)
-    rows = _as_it_lies(full(maps))
+    rows = _memory_order(full(maps))
     mean = rows.mean(1)
     var = (rows - mean.unsqueeze(1)).square_().mean(1)
     return mean.movedim(-1, -3), var.movedim(-1, -3)
@@ -122,7 +122,7 @@ def _forward(support: Tensor, query: Tensor, norm: Norm) -> Tensor:
 
 
 def _pairs(support: Tensor, query: Tensor, scale: Tensor, shift: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Normalised maps (E, q, L, C, H, W) of a few queries after the other."""
+    """Yield normalised maps (E, q, L, C, H, W) for a few queries at a time."""
     left = support * scale.view(-1, 1, 1) + shift.view(-1, 1, 1)
     right = query * scale.view(-1, 1, 1)
     for first in range(0, query.shape[1], QUERIES):
@@ -133,7 +133,7 @@ def _pairs(support: Tensor, query: Tensor, scale: Tensor, shift: Tensor) -> Iter
 def _backward(
     support: Tensor, query: Tensor, gradient: Tensor, scale: Tensor, shift: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients that passed pooling and ReLU, summed over the partners of each map, and Σ d and Σ d·x over all pairs (C,)."""
+    """Gradients after pooling and ReLU, summed over the partners of each map, and Σ d and Σ d·x over all pairs (C,)."""
     if on_triton(support):
         from sosn.kernel.triton.pair_pool import backward
 
@@ -145,23 +145,23 @@ def _backward(
         pooled, winners = F.max_pool2d(flat, 2, return_indices=True)
         passed = torch.where(pooled > 0, gradient[:, rows].flatten(0, 2), 0.0).contiguous(memory_format=torch.channels_last)
         spread = torch.ops.aten.max_pool2d_with_indices_backward(passed, flat, [2], [2], [0], [1], False, winners)
-        spread = _as_it_lies(spread.unflatten(0, maps.shape[:3]))
+        spread = _memory_order(spread.unflatten(0, maps.shape[:3]))
         d_support += spread.sum(1).movedim(-1, -3)
         d_query[:, rows] = spread.sum(2).movedim(-1, -3)
-    total = _as_it_lies(d_support).flatten(0, -2).sum(0)
-    products = (_as_it_lies(side).flatten(0, -2).sum(0) for side in (d_support * support, d_query * query))
+    total = _memory_order(d_support).flatten(0, -2).sum(0)
+    products = (_memory_order(side).flatten(0, -2).sum(0) for side in (d_support * support, d_query * query))
     return d_support, d_query, total, sum(products, torch.zeros_like(total))
 
 
-def _as_it_lies(maps: Tensor) -> Tensor:
-    """Maps (…, C, H, W) in the order of their memory, (…, H, W, C), in which the CPU adds up fastest."""
+def _memory_order(maps: Tensor) -> Tensor:
+    """View maps (…, C, H, W) in memory order, (…, H, W, C), in which sums are fastest on the CPU."""
     return maps.movedim(-3, -1)
 
 
 def _spread(
     passed: Tensor, maps: Tensor, partner: Tensor, partners: int, mean: Tensor, scale: Tensor, shares: Tensor
 ) -> Tensor:
-    """Gradient of one side: what passed, less batch norm's two dense terms summed over the partners of each map."""
+    """Gradient of one side: the passed gradient minus batch norm's two dense terms, summed over the partners of each map."""
     if on_triton(maps):
         from sosn.kernel.triton.pair_pool import spread
 

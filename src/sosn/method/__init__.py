@@ -1,4 +1,4 @@
-"""Few-shot methods by name. Each takes an Episode and gives scores E×Q×L."""
+"""Few-shot methods by name. Each takes an Episode and returns scores E×Q×L."""
 
 from typing import Any, TypeVar
 
@@ -30,7 +30,7 @@ M = TypeVar("M", bound=type[Method])
 
 
 def register_method(kind: M) -> M:
-    """Make a method known by its name, for recipes and saved models; a decorator of its class."""
+    """Class decorator: register a method by its name, for recipes and saved models."""
     if not getattr(kind, "name", ""):
         raise UsageError(f"{kind.__name__} has no name: give the class a name, as in name = 'my_method'")
     METHODS[kind.name] = kind
@@ -38,14 +38,14 @@ def register_method(kind: M) -> M:
 
 
 def method_class(name: str) -> type[Method]:
-    """The method of this name."""
+    """Return the method class with this name. Refuses an unknown name."""
     if name not in METHODS:
-        raise UsageError(f"there is no method {name!r}{nearest(name, METHODS)}; there are {', '.join(METHODS)}")
+        raise UsageError(f"there is no method {name!r}{nearest(name, METHODS)}; choose one of {', '.join(METHODS)}")
     return METHODS[name]
 
 
 def method_options(name: str) -> dict[str, Any]:
-    """Options of a method and their types, without those that all methods share."""
+    """Return the options of a method and their types, without those that all methods share."""
     return annotations(method_class(name), without=SHARED)
 
 

@@ -1,7 +1,7 @@
-"""Gradient descent inside a method: weights of their own for each task, all tasks at once.
+"""Gradient descent inside a method: separate weights for each task, all tasks in parallel.
 
-Weights of E tasks have a leading axis E. Maps of B images of each task lie side by side as channels, (B, E·C, H, W), so that
-layers without weights, and batch norm, take them as they are.
+The weights of E tasks have a leading axis E. The maps of B images of each task are concatenated along the channels,
+(B, E·C, H, W), so that batch norm and layers without weights work unchanged.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -19,11 +19,11 @@ from sosn.util.precision import full
 
 Weights = Mapping[str, Tensor]
 Moments = list[tuple[Tensor, Tensor]]  # mean and variance of the input of each batch norm, (E·C,)
-DENSE = 8  # tasks up to which a GPU is given one convolution with zeros between tasks, not one in groups
+DENSE = 8  # up to this many tasks, a GPU runs one convolution with zeros between tasks, not a grouped one
 
 
 def chain(encoder: Encoder) -> nn.Sequential:
-    """The blocks of an encoder whose weights can be other ones for each task. Refuses one that is no chain of blocks."""
+    """Return the blocks of an encoder, to be run with weights for each task. Refuses one that is not a chain of blocks."""
     if encoder.chain is None:
         raise UsageError(
             f"encoder is {encoder.name or 'a module'!r}; a method that adapts its encoder to each task takes conv4 or "
@@ -34,22 +34,22 @@ def chain(encoder: Encoder) -> nn.Sequential:
 
 @contextmanager
 def descending() -> Iterator[None]:
-    """Gradients are there inside, also within torch.inference_mode and torch.no_grad."""
+    """Enable gradients, even inside torch.inference_mode or torch.no_grad."""
     with torch.inference_mode(False), torch.enable_grad():
         yield
 
 
 def side_by_side(images: Tensor, episodes: int) -> Tensor:
-    """Images of all tasks, (E·B, C, H, W), as maps (B, E·C, H, W)."""
-    own = images.clone() if images.is_inference() else images
-    maps: Tensor = own.unflatten(0, (episodes, -1)).transpose(0, 1).flatten(1, 2)
+    """Rearrange the images of all tasks, (E·B, C, H, W), to maps (B, E·C, H, W)."""
+    normal = images.clone() if images.is_inference() else images
+    maps: Tensor = normal.unflatten(0, (episodes, -1)).transpose(0, 1).flatten(1, 2)
     return maps
 
 
 def start(module: nn.Module, prefix: str, episodes: int) -> dict[str, Tensor]:
-    """The weights that descent starts from, each task the same, as blocks.0.weight and so on.
+    """Return the initial weights, the same for each task, named blocks.0.weight and so on.
 
-    Cut off from training where nothing is trained; call it outside of `descending`.
+    They are detached if gradients are off; call it outside `descending`.
     """
     outside = torch.is_inference_mode_enabled() or not torch.is_grad_enabled()
     with torch.inference_mode(False):
@@ -58,9 +58,9 @@ def start(module: nn.Module, prefix: str, episodes: int) -> dict[str, Tensor]:
 
 
 def descend(loss: Callable[[Weights], Tensor], weights: Weights, rate: float, first_order: bool) -> Weights:
-    """The weights after one step down the gradient of each task's loss, (E,).
+    """Return the weights after one step of gradient descent on each task's loss, (E,).
 
-    first_order leaves out the derivative of the gradient itself.
+    first_order: do not differentiate through the gradient.
     """
     trained = any(weight.requires_grad for weight in weights.values())
     here = {name: weight if weight.requires_grad else weight.detach().requires_grad_() for name, weight in weights.items()}
@@ -69,25 +69,25 @@ def descend(loss: Callable[[Weights], Tensor], weights: Weights, rate: float, fi
 
 
 def convolve(maps: Tensor, weight: Tensor, bias: Tensor, layer: nn.Conv2d) -> Tensor:
-    """What a layer gives with weights (E, O, C, k, k) of each task's own: maps (B, E·C, H, W) → (B, E·O, h, w)."""
+    """Run a convolution with weights (E, O, C, k, k), one set per task: maps (B, E·C, H, W) → (B, E·O, h, w)."""
     if maps.is_cuda and len(weight) <= DENSE:
         return F.conv2d(maps, dense(weight), bias.flatten(), layer.stride, layer.padding)
     return F.conv2d(maps, weight.flatten(0, 1), bias.flatten(), layer.stride, layer.padding, groups=len(weight))
 
 
 def dense(weight: Tensor) -> Tensor:
-    """Weights (E, O, C, k, k) of E convolutions as those of one, (E·O, E·C, k, k), with zeros between tasks."""
+    """Merge the weights (E, O, C, k, k) of E convolutions into one, (E·O, E·C, k, k), with zeros between tasks."""
     episodes = len(weight)
-    own = torch.eye(episodes, dtype=weight.dtype, device=weight.device).view(episodes, 1, episodes, 1, 1, 1)
-    return (weight.unsqueeze(2) * own).flatten(2, 3).flatten(0, 1)
+    diagonal = torch.eye(episodes, dtype=weight.dtype, device=weight.device).view(episodes, 1, episodes, 1, 1, 1)
+    return (weight.unsqueeze(2) * diagonal).flatten(2, 3).flatten(0, 1)
 
 
 def run_with(
     weights: Weights, prefix: str, layers: nn.Sequential, maps: Tensor, moments: Moments | None = None
 ) -> tuple[Tensor, Moments]:
-    """What layers of convolution blocks give with other weights, (B, E·C, H, W) → (B, E·K, h, w), and batch norm's moments.
+    """Run convolution blocks with the given weights, (B, E·C, H, W) → (B, E·K, h, w); also return batch norm's moments.
 
-    Batch norm uses the moments given, or those of the images at hand; it remembers nothing.
+    Batch norm uses the given moments, or those of the batch; running statistics do not change.
     """
     used: Moments = []
     for name, layer in layers.named_children():
@@ -109,26 +109,26 @@ def run_with(
 
 
 def vectors(maps: Tensor, episodes: int) -> Tensor:
-    """Maps (B, E·K, h, w) as a vector for each image of each task, (E, B, K·h·w)."""
-    own: Tensor = maps.unflatten(1, (episodes, -1)).transpose(0, 1).flatten(2)
-    return own
+    """Flatten maps (B, E·K, h, w) to a vector for each image of each task, (E, B, K·h·w)."""
+    flat: Tensor = maps.unflatten(1, (episodes, -1)).transpose(0, 1).flatten(2)
+    return flat
 
 
 def classify_with(weights: Weights, blocks: nn.Sequential, maps: Tensor, moments: Moments | None = None) -> Tensor:
-    """Logits (E, B, L) of images as maps (B, E·C, H, W) by weights of blocks and of a linear head; moments as run_with's."""
+    """Logits (E, B, L) of maps (B, E·C, H, W), with weights for the blocks and a linear head; moments as in run_with."""
     head, bias = weights["head.weight"], weights["head.bias"]  # (E, L, D), (E, L)
     maps, _ = run_with(weights, "blocks.", blocks, maps, moments)
     return full(torch.baddbmm(bias.unsqueeze(1), vectors(maps, len(head)), head.transpose(1, 2)))
 
 
 def answer_with(weights: Weights, blocks: nn.Sequential, support: Tensor, query: Tensor, separately: bool) -> Tensor:
-    """Logits (E, Q, L) of queries; batch norm takes the moments of the support images, or if separately the queries' own."""
+    """Logits (E, Q, L) of queries. Batch norm uses the moments of the support images, or with separately of the queries."""
     moments = None if separately else run_with(weights, "blocks.", blocks, support)[1]
     return classify_with(weights, blocks, query, moments)
 
 
 def running_moments(layers: nn.Sequential, episodes: int) -> Moments | None:
-    """The running statistics of each batch norm in evaluation mode, for each task; None where the images at hand count."""
+    """Running statistics of each batch norm, repeated for each task; None in training mode, where the batch is used."""
     norms = [layer for layer in layers if isinstance(layer, nn.BatchNorm2d)]
     if any(norm.training for norm in norms):
         return None
@@ -140,12 +140,12 @@ def running_moments(layers: nn.Sequential, episodes: int) -> Moments | None:
 
 
 def support_classes(episode: Episode, device: torch.device) -> Tensor:
-    """The class of each support image of a task, (L·Z,), as all tasks have it."""
+    """Class of each support image of a task, (L·Z,), the same for all tasks."""
     return torch.arange(episode.way, device=device).repeat_interleave(episode.shot)
 
 
 def task_losses(logits: Tensor, truth: Tensor) -> Tensor:
-    """Cross-entropy of each task, (E,), of logits (E, B, L) and classes (B,) that all tasks share."""
+    """Cross-entropy of each task, (E,), from logits (E, B, L) and classes (B,) that all tasks share."""
     losses = F.cross_entropy(logits.flatten(0, 1), truth.repeat(len(logits)), reduction="none")
-    own: Tensor = losses.unflatten(0, (len(logits), -1)).mean(1)
-    return own
+    means: Tensor = losses.unflatten(0, (len(logits), -1)).mean(1)
+    return means

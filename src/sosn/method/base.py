@@ -1,4 +1,4 @@
-"""What a few-shot method is: images are encoded, classes and queries described, descriptions compared."""
+"""The base class of few-shot methods, which encode images, describe classes and queries, and compare descriptors."""
 
 from abc import ABC
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ TestTimeSpec = TestTimeAugmentation | Mapping[str, Any] | None
 
 
 class Shared(TypedDict, total=False):
-    """Arguments that every method's constructor takes besides its own."""
+    """Arguments that the constructors of all methods share."""
 
     channels: int
     input_size: int
@@ -40,27 +40,27 @@ SHARED = tuple(Shared.__annotations__)
 
 
 class Method(Recorded, nn.Module, ABC):
-    """A few-shot learner: `method(episode)` gives scores E×Q×L, higher where query and class are more alike.
+    """A few-shot learner: `method(episode)` returns scores E×Q×L, higher for more similar queries and classes.
 
-    A method that works image by image writes three verbs, each on batches:
+    A method that works image by image implements three functions, each on batches:
 
         encode    images (B, C, H, W) → features (B, …)
-        describe  features of the shots of a class (…, Z, …) → its description; a query is described as a class of one shot
-        compare   descriptions of classes (E, L, …) and of queries (E, Q, …) → logits (E, Q, L)
+        describe  features of the shots of a class (…, Z, …) → its descriptor; a query is described as a class of one shot
+        compare   descriptors of classes (E, L, …) and of queries (E, Q, …) → logits (E, Q, L)
 
-    One that needs an episode as a whole (MAML) writes `_logits` instead. What else it can do it declares below. trained
-    becomes true when weights are kept by a training run or loaded; whoever trains a method otherwise sets it.
+    A method that needs the whole episode (MAML) implements `_logits` instead. The attributes below declare what else a method
+    can do. trained becomes true when a training run saves weights or when weights are loaded; set it after training otherwise.
     """
 
     name: ClassVar[str]
-    own_loss: ClassVar[LossName] = "mse"  # that of its paper
-    usual_encoder: ClassVar[Mapping[str, Any] | None] = None  # a table as `encoder=` takes it; None: it has no encoder
+    own_loss: ClassVar[LossName] = "mse"  # the loss of its paper
+    usual_encoder: ClassVar[Mapping[str, Any] | None] = None  # a table for `encoder=`; None: no encoder
     usual_preprocessing: ClassVar[Mapping[str, Any]] = {}
-    transductive: ClassVar[bool] = False  # whether the answer to one query depends on the other queries
+    transductive: ClassVar[bool] = False  # whether the prediction for a query depends on other queries
     adapts: bool = False  # whether its weights change at test time
-    capturable: ClassVar[bool] = False  # whether a training step never waits for the GPU, so that it can be a CUDA graph
-    classes_apart: ClassVar[bool] = False  # whether the score of a class depends on it and the query, not on other classes
-    second_order: Relation | None = None  # how it makes matrices of an image's features (B, K, N), if it does
+    capturable: ClassVar[bool] = False  # whether a training step can be a CUDA graph: it never waits for the GPU
+    classes_apart: ClassVar[bool] = False  # whether the score of a class does not depend on the other classes
+    second_order: Relation | None = None  # how it turns features (B, K, N) into matrices, if it does
 
     trained: bool = False
     preprocessing: Preprocessing
@@ -82,60 +82,60 @@ class Method(Recorded, nn.Module, ABC):
 
     @property
     def describes_images(self) -> bool:
-        """Whether it encodes and describes images one by one, so that what is known of them can be kept."""
+        """Whether it encodes and describes images one by one, so that features can be cached."""
         return True
 
     @property
     def fixed_size(self) -> bool:
-        """Whether the description of a class has the same size however many shots it has."""
+        """Whether the size of a class descriptor does not depend on the number of shots."""
         return False
 
     @property
     def exportable(self) -> bool:
-        """Whether it can be written as ONNX."""
+        """Whether it can be exported to ONNX."""
         return False
 
     @property
     def config(self) -> dict[str, Any]:
-        """Plain values that build this method again; saved with its weights."""
-        own = {name: value for name, value in self.arguments.items() if name not in SHARED}
-        return own | {"preprocessing": self.preprocessing.table(), "test_time": vars(self.test_time)}
+        """Plain values that rebuild this method; saved with its weights."""
+        options = {name: value for name, value in self.arguments.items() if name not in SHARED}
+        return options | {"preprocessing": self.preprocessing.table(), "test_time": vars(self.test_time)}
 
     def encode(self, images: Tensor) -> Tensor:
-        """What describe needs to know of each image: (B, C, H, W) → (B, …)."""
+        """Encode images to features: (B, C, H, W) → (B, …)."""
         raise NotImplementedError(f"method {self.name!r} needs episodes as a whole: call it with an Episode")
 
     def describe(self, shots: Tensor) -> Tensor:
-        """Features of the shots of classes (…, Z, …) → descriptions; by default the shots as they are."""
+        """Describe classes by the features of their shots (…, Z, …); by default return the features unchanged."""
         return shots
 
     def compare(self, classes: Tensor, queries: Tensor) -> Tensor:
-        """Descriptions of classes (E, L, …) and of queries (E, Q, …) → logits (E, Q, L)."""
+        """Compare descriptors of classes (E, L, …) and of queries (E, Q, …): logits (E, Q, L)."""
         raise NotImplementedError(f"method {self.name!r} needs episodes as a whole: call it with an Episode")
 
     def compare_features(self, support: Tensor, query: Tensor) -> Tensor:
-        """Features of support (E, L, Z, …) and query images (E, Q, …) → logits (E, Q, L)."""
+        """Describe and compare features of support (E, L, Z, …) and query images (E, Q, …): logits (E, Q, L)."""
         return self.compare(self.describe(support), self.describe(query.unsqueeze(2)))
 
     def join(self, copies: Sequence[Tensor]) -> Tensor:
-        """Features of several copies of the same images, each (B, …), as one; by default their mean."""
+        """Join the features of several copies of the same images, each (B, …); by default return their mean."""
         return torch.stack(list(copies)).mean(0)
 
     def score(self, logits: Tensor) -> Tensor:
-        """Logits as similarities between 0 and 1."""
+        """Turn logits into similarities between 0 and 1."""
         return torch.sigmoid(logits)
 
     def forward(self, episode: Episode, statistics: Statistics = "running") -> Tensor:
         """Scores E×Q×L.
 
-        statistics="running" leaves batch norm in the mode the module is in. "batch" is the authors' transductive way: each
-        episode is normalised by its own support images, query images and pairs, one episode after the other; nothing is
-        remembered of them.
+        statistics="running" leaves batch norm in the mode of the module. "batch" is the authors' transductive way: each
+        episode is normalised by the statistics of its support images, query images and pairs, one episode after the other.
+        Running statistics do not change.
         """
         return self.score(self.logits(episode, statistics))
 
     def logits(self, episode: Episode, statistics: Statistics = "running") -> Tensor:
-        """Scores before they are squashed, E×Q×L. Rank by these: scores near 1 are the same to the bit."""
+        """Logits E×Q×L, the scores before the sigmoid or softmax. Rank by these: scores near 1 may round to equal values."""
         check_episode(episode, f"method {self.name!r}")
         one_of(get_args(Statistics), statistics=statistics)
         if self.test_time and not self.training and not self.describes_images:
@@ -158,7 +158,7 @@ class Method(Recorded, nn.Module, ABC):
         )  # fmt: skip
 
     def predict(self, episode: Episode, statistics: Statistics = "running") -> Tensor:
-        """The class of each query, E×Q numbers in 0…L−1, in evaluation mode. Refuses a learnt method without training."""
+        """Predict the class of each query, E×Q numbers in 0…L−1, in evaluation mode. Raises UntrainedError without training."""
         self.check_trained()
         modes = {module: module.training for module in self.modules()}
         self.eval()
@@ -170,17 +170,18 @@ class Method(Recorded, nn.Module, ABC):
                 module.training = training
 
     def check_trained(self) -> None:
-        """Refuse to answer with weights that nobody trained: the answers would be guesses that look like any other."""
+        """Raise UntrainedError if the method has weights that were not trained, since it would predict at chance."""
         if not self.trained and self.parameter_count():
             raise UntrainedError(
-                f"method {self.name!r} has not been trained and would answer at chance: train it with `sosn train`, load a "
-                "trained one with sosn.load, or set trained=True on one that you trained yourself"
+                f"method {self.name!r} has not been trained and would predict at chance: train it with `sosn train`, load a "
+                "trained model with sosn.load, or set trained=True if you trained it yourself"
             )
 
     def loss(self, episode: Episode, name: LossName = "mse") -> Tensor:
-        """Mean squared error to one-hot labels (Eq. 7, as a mean), or cross-entropy on the logits across classes.
+        """Compute a loss, a scalar. Refuses an episode without labels.
 
-        Or binary cross-entropy of each pair of a query and a class, same and different pairs weighing the same in all.
+        "mse": mean squared error to one-hot labels (Eq. 7, as a mean). "cross_entropy": of the logits across classes.
+        "binary_cross_entropy": of each query–class pair; same and different pairs have equal total weight.
         """
         check_episode(episode, "a loss")
         labels = episode.labels
@@ -197,15 +198,17 @@ class Method(Recorded, nn.Module, ABC):
         return F.mse_loss(self.score(logits), target)
 
     def use_test_time(self, wanted: TestTimeSpec) -> None:
-        """Evaluate with this test-time augmentation from now on; None for none."""
+        """Set the test-time augmentation for evaluation; None turns it off."""
         wanted = wanted if isinstance(wanted, TestTimeAugmentation) else TestTimeAugmentation(**dict(wanted or {}))
         if wanted and self.preprocessing.by_pixel:
-            raise UsageError("test-time augmentation moves images after the mean image is subtracted: leave mean_image out")
+            raise UsageError(
+                "test-time augmentation does not work with mean_image, which is subtracted first: leave mean_image out"
+            )
         self.test_time = wanted
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the parameters; the preprocessing's buffers follow them."""
+        """Type of the parameters, which the buffers of the preprocessing share."""
         return self.preprocessing.mean.dtype
 
     @property
@@ -222,7 +225,7 @@ def batch_norms(module: nn.Module) -> list[_BatchNorm]:
 
 @contextmanager
 def batch_statistics(module: nn.Module) -> Iterator[None]:
-    """Let batch norm use the batch at hand, and leave its running statistics as they are."""
+    """Let batch norm use batch statistics, without changing the running statistics."""
     layers = batch_norms(module)
     before = [(layer.training, layer.track_running_stats) for layer in layers]
     for layer in layers:

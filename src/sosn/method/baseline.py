@@ -1,4 +1,4 @@
-"""Baseline and Baseline++: an ordinary classifier, and a new head for new classes."""
+"""Baseline and Baseline++: a classifier of the training classes, with a new head for new classes."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Unpack, cast, get_args
@@ -20,21 +20,20 @@ from sosn.util.precision import full, full_precision
 
 FeaturesName = Literal["auto", "flat", "mean", "second_order"]
 HeadName = Literal["fitted", "nearest"]
-NEAREST_SCALE = 10.0  # of cosines, so that their softmax tells classes apart
+NEAREST_SCALE = 10.0  # factor of the cosines, so that their softmax separates classes
 
 
 class Baseline(SoftmaxMethod):
     """Chen et al., "A Closer Look at Few-shot Classification", ICLR 2019: Baseline.
 
-    Taken: an encoder and a linear classifier trained to tell all training classes apart; then, encoder frozen, a new linear
-    head fitted to the support images of each task. Left out: their batches of 4 with momentum; the head goes down the whole
-    gradient, from zero, so that it gives the same answer each time. All tasks of a batch are fitted at once.
+    Implemented: an encoder and a linear classifier, trained on all training classes; then, with a frozen encoder, a new
+    linear head fitted to the support images of each task. Different: instead of batches of 4 with momentum, the head uses full
+    gradients from zero, so that it is deterministic. All tasks of a batch are fitted in parallel.
 
-    features: what of a map is classified: all of it (flat), its mean over positions, or its second_order matrix as SoSN has it
-    (mean shift β, trace normalisation, SigmE with η′ = eta; the upper triangle), so that an encoder can be trained for SoSN.
-    auto is mean for resnet12 and flat for others. standard_scores classifies each number by how many deviations it is from
-    its mean over training images, as batch norm has it. head="nearest" answers by the cosine to the mean of a class's shots in
-    place of a head that is fitted.
+    features: what is classified: the whole feature map (flat), its mean over positions, or the upper triangle of SoSN's
+    second_order matrix (mean shift β, trace normalisation, SigmE with η′ = eta), which trains an encoder for SoSN. auto is mean
+    for resnet12 and flat for other encoders. standard_scores: standardise each feature by its mean and deviation over the
+    training images, with batch norm. head="nearest": predict by the cosine to the mean of a class's shots, without fitting.
     """
 
     name: ClassVar[str] = "baseline"
@@ -81,27 +80,27 @@ class Baseline(SoftmaxMethod):
         return cast(Tensor, self.classifier(vectors))
 
     def describe(self, shots: Tensor) -> Tensor:
-        """A vector of each shot, standardised if asked for: (…, Z, K, h, w) → (…, Z, D)."""
+        """Vector of each shot, with standard_scores standardised: (…, Z, K, h, w) → (…, Z, D)."""
         return self.standardised(full(self.vectors(shots)))
 
     def vectors(self, maps: Tensor) -> Tensor:
-        """What is classified of feature maps: (…, K, h, w) → (…, D)."""
+        """Vectors of feature maps, as `features` says: (…, K, h, w) → (…, D)."""
         if self.described_by == "mean":
             return full(maps).mean((-2, -1))
         if self.described_by == "second_order":
             matrices = self.relation.describe_query(maps.flatten(-2)).squeeze(-3)
-            return upper_triangle(matrices, isometric=self.standardise is None)  # SoSN's cosine standardises plain entries
+            return upper_triangle(matrices, isometric=self.standardise is None)  # SoSN's cosine standardises entries without √2
         return maps.flatten(-3)
 
     @full_precision
     def standardised(self, vectors: Tensor) -> Tensor:
-        """Vectors (…, D), each number as many deviations from its mean as in training, if asked for."""
+        """Standardise vectors (…, D) by the statistics of training, if standard_scores is on."""
         if self.standardise is None:
             return vectors
         return cast(Tensor, self.standardise(vectors.flatten(0, -2))).view(vectors.shape)
 
     def head(self, support: Tensor, query: Tensor) -> Tensor:
-        """Logits of a new linear head fitted to support vectors (E, L, Z, D), for query vectors (E, Q, D)."""
+        """Fit a new linear head to support vectors (E, L, Z, D); logits (E, Q, L) of query vectors (E, Q, D)."""
         return linear_head(support, query, self.steps, self.rate, self.decay)
 
     def compare(self, classes: Tensor, queries: Tensor) -> Tensor:
@@ -111,7 +110,7 @@ class Baseline(SoftmaxMethod):
         return self.head(classes, queries)
 
     def loss(self, episode: Episode, name: LossName = "cross_entropy") -> Tensor:
-        """Cross-entropy over all training classes, of every image of the episode, support and query alike."""
+        """Cross-entropy over all training classes, of all support and query images. Refuses other losses."""
         check_episode(episode, "a loss")
         if name != "cross_entropy":
             raise UsageError(f"loss is {name!r}; method {self.name!r} is a classifier: set loss=cross_entropy")
@@ -125,7 +124,7 @@ class Baseline(SoftmaxMethod):
 class BaselinePlusPlus(Baseline):
     """Chen et al., "A Closer Look at Few-shot Classification", ICLR 2019: Baseline++.
 
-    As Baseline, with cosines times scale in place of linear layers, in training and in the head for new classes. That head
+    Like Baseline, with scaled cosines instead of linear layers, in training and in the head for new classes. That head
     starts at the mean directions of the classes (theirs: at random).
     """
 
@@ -150,7 +149,7 @@ class BaselinePlusPlus(Baseline):
 def linear_head(support: Tensor, query: Tensor, steps: int, rate: float, decay: float) -> Tensor:
     """Softmax regression by gradient descent from zero, with weight decay: (E, L, Z, D) and (E, Q, D) → logits (E, Q, L).
 
-    The gradient is written out, so no graph is built and evaluation needs none.
+    The gradient is computed in closed form, without autograd.
     """
     images, truth = _flat(support)
     weight = images.new_zeros(len(images), support.shape[1], images.shape[-1])  # (E, L, D)
@@ -164,7 +163,7 @@ def linear_head(support: Tensor, query: Tensor, steps: int, rate: float, decay: 
 
 @full_precision
 def cosine_head(support: Tensor, query: Tensor, steps: int, rate: float, decay: float, scale: float) -> Tensor:
-    """The same with scale·cosine in place of linear logits, from the mean directions of the classes."""
+    """Like linear_head, with scale·cosine instead of linear logits, starting at the mean directions of the classes."""
     images, truth = _flat(F.normalize(support, dim=-1))
     weight = F.normalize(support, dim=-1).mean(2)  # (E, L, D)
     for _ in range(steps):
@@ -172,19 +171,21 @@ def cosine_head(support: Tensor, query: Tensor, steps: int, rate: float, decay: 
         direction = weight / length
         cosines = images @ direction.mT  # (E, L·Z, L)
         error = scale * ((scale * cosines).softmax(-1) - truth) / images.shape[1]
-        along = (error * cosines).sum(1).unsqueeze(-1) * direction  # what a change of length would do, and does not
+        along = (error * cosines).sum(1).unsqueeze(-1) * direction  # radial part, which does not change the cosine
         weight = weight - rate * ((error.mT @ images - along) / length + decay * weight)
     return scale * F.normalize(query, dim=-1) @ F.normalize(weight, dim=-1).mT
 
 
 def class_numbers(episode: Episode, classes: int, name: str) -> Tensor:
-    """What every image of an episode is among the training classes, support images first: (E·L·Z + E·Q,)."""
+    """Training class of every image of an episode, support images first: (E·L·Z + E·Q,)."""
     if episode.labels is None or episode.classes is None:
-        raise UsageError(f"{name} trains on labels and class numbers, which EpisodeSampler gives: both are needed")
-    shown = episode.classes.unsqueeze(-1).expand(episode.support.shape[:3]).flatten()
-    truth = torch.cat((shown, episode.classes.gather(1, episode.labels.long()).flatten()))
-    if truth.device.type == "cpu" and int(truth.max()) >= classes:  # elsewhere looking would stall
-        raise UsageError(f"class number {int(truth.max())} among {classes} classes: leave classes to the data")
+        raise UsageError(f"{name} trains on labels and class numbers, and the episode lacks them: draw it with EpisodeSampler")
+    support = episode.classes.unsqueeze(-1).expand(episode.support.shape[:3]).flatten()
+    truth = torch.cat((support, episode.classes.gather(1, episode.labels.long()).flatten()))
+    if truth.device.type == "cpu" and int(truth.max()) >= classes:  # on a GPU the check would wait for the device
+        raise UsageError(
+            f"class number {int(truth.max())} is too high for {classes} classes: do not set classes, it follows the data"
+        )
     return truth
 
 

@@ -1,4 +1,4 @@
-"""CovaMNet: a class is the covariance of its local features."""
+"""CovaMNet: describe a class by the covariance of its local features."""
 
 from typing import ClassVar, Unpack, cast
 
@@ -13,9 +13,9 @@ from sosn.util.precision import full, full_precision
 class CovaMNet(SoftmaxMethod):
     """Li et al., "Distribution Consistency Based Covariance Metric Networks for Few-Shot Learning", AAAI 2019.
 
-    Taken: the covariance Σ of all local features of a class's shots, the covariance metric qᵀΣq of each centred local
-    feature of a query, a learnt weighting of positions, cross-entropy. Left out: dropout in that weighting, and the leaky
-    ReLU before it, which changes nothing as the metric is never negative; the encoder is the one that SoSN has.
+    Implemented: the covariance Σ of all local features of a class's shots, the covariance metric qᵀΣq of each centred local
+    feature of a query, a learnt weighting of positions, cross-entropy. Not implemented: dropout in that weighting, and the
+    leaky ReLU before it, which has no effect because the metric is never negative. The encoder is SoSN's.
     """
 
     name: ClassVar[str] = "covamnet"
@@ -25,7 +25,9 @@ class CovaMNet(SoftmaxMethod):
     def __init__(self, **shared: Unpack[Shared]) -> None:
         super().__init__(**shared)
         if self.map_side < 2:
-            raise UsageError(f"covamnet needs maps of 2 positions a side, not {self.map_side}: use larger images or conv4")
+            raise UsageError(
+                f"covamnet needs feature maps of 2×2 or larger, not {self.map_side}×{self.map_side}: use larger images or conv4"
+            )
         self.positions = nn.Linear(self.map_side**2, 1, bias=False)
 
     def describe(self, shots: Tensor) -> Tensor:

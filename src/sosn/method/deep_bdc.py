@@ -1,4 +1,4 @@
-"""DeepBDC: images as Brownian distance covariance matrices."""
+"""DeepBDC: describe images by Brownian distance covariance matrices."""
 
 import math
 from typing import ClassVar, Unpack
@@ -18,9 +18,9 @@ EPS = 1e-5  # keeps the square root differentiable
 class DeepBDC(SoftmaxMethod):
     """Xie et al., "Joint Distribution Matters: Deep Brownian Distance Covariance for Few-Shot Classification", CVPR 2022.
 
-    Taken, from its Meta DeepBDC: the BDC matrix of a feature map with a learnt scale, its upper triangle as descriptor,
+    Implemented, from Meta DeepBDC: the BDC matrix of a feature map with a learnt scale, its upper triangle as descriptor,
     class means, inner products for one shot and minus squared distances for several, cross-entropy. The encoder is
-    SoSN's, or `encoder="resnet12"`. Left out: pre-training (a recipe's start may bring it), STL DeepBDC.
+    SoSN's, or `encoder="resnet12"`. Not implemented: pre-training (use `start` in a recipe), STL DeepBDC.
     """
 
     name: ClassVar[str] = "deep_bdc"
@@ -41,7 +41,7 @@ class DeepBDC(SoftmaxMethod):
 
 @full_precision
 def bdc(features: Tensor, log_scale: Tensor) -> Tensor:
-    """Distances between channels, √(s·‖χₖ−χₗ‖²+ε), with the means of rows and columns taken away: (…, K, N) → (…, K, K)."""
+    """Distances between channels, √(s·‖χₖ−χₗ‖²+ε), minus the means of rows and columns: (…, K, N) → (…, K, K)."""
     inner = features @ features.mT
     squares = inner.diagonal(dim1=-2, dim2=-1)
     distances = (squares.unsqueeze(-1) + squares.unsqueeze(-2) - 2 * inner).clamp(min=0)

@@ -1,4 +1,4 @@
-"""How near vectors are to class vectors, for methods that compare without a network of their own."""
+"""Similarities of query and class vectors, for methods that compare without a network."""
 
 from typing import Literal, get_args
 

@@ -1,4 +1,4 @@
-"""What methods share whose images all go through one encoder first."""
+"""Base classes of methods that have an encoder."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -13,14 +13,14 @@ from sosn.method.initialisation import initialise
 
 
 class EncodedMethod(Method):
-    """A method that looks at the feature maps of an encoder.
+    """A method that works on the feature maps of an encoder.
 
-    encoder: a name, a table with a name and options, or any module that maps images to feature maps; a module is used as it
-    comes, others start as SoSN's encoder does. preprocessing: a Preprocessing or a table of its options.
+    encoder: a name, a table with a name and options, or a module that maps images to feature maps. A module keeps its
+    weights; other encoders get the authors' initialisation. preprocessing: a Preprocessing or a table of its options.
     """
 
     usual_encoder: ClassVar[Mapping[str, Any] | None] = {"name": "conv4"}
-    starts_whole: ClassVar[bool] = False  # whether its constructor initialises the encoder together with the rest
+    starts_whole: ClassVar[bool] = False  # whether its constructor initialises the encoder too
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class EncodedMethod(Method):
         self.owns_encoder = not isinstance(encoder, nn.Module)
         if self.owns_encoder and not self.starts_whole:
             initialise(self.encoder)
-            self.encoder.to(memory_format=torch.channels_last)  # after that, or the same seed would give other weights
+            self.encoder.to(memory_format=torch.channels_last)  # after initialise, so that a seed gives the same weights
 
     @property
     def config(self) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class EncodedMethod(Method):
         return self._features(self.preprocessing(images, self.dtype))
 
     def _features(self, images: Tensor) -> Tensor:
-        """Features of preprocessed images; in evaluation those of all their copies, joined."""
+        """Features of preprocessed images; in evaluation, joined over all test-time copies."""
         if self.training or not self.test_time:
             return self._encode(images)
         return self.join([self._encode(copy) for copy in self.test_time.copies(images)])
@@ -64,7 +64,7 @@ class EncodedMethod(Method):
     def _episode_features(self, episode: Episode, separately: bool = False) -> tuple[Tensor, Tensor]:
         """Features of an episode's images: support (E, L, Z, …), query (E, Q, …).
 
-        All pass the encoder as one batch, so that batch norm sees one population, or separately as two.
+        All images pass the encoder as one batch; with separately, support and query are two batches.
         """
         support, query = self._images(episode)
         if separately:
@@ -75,13 +75,13 @@ class EncodedMethod(Method):
         return support.unflatten(0, episode.support.shape[:3]), query.unflatten(0, episode.query.shape[:2])
 
     def _images(self, episode: Episode) -> tuple[Tensor, Tensor]:
-        """Images as the encoder takes them: support (E·L·Z, C, H, W), query (E·Q, C, H, W)."""
+        """Preprocessed images: support (E·L·Z, C, H, W), query (E·Q, C, H, W)."""
         support = self.preprocessing(episode.support.flatten(0, 2), self.dtype)
         return support, self.preprocessing(episode.query.flatten(0, 1), self.dtype)
 
 
 class SoftmaxMethod(EncodedMethod):
-    """One whose scores are probabilities of the classes, softmax of the logits."""
+    """A method whose scores are class probabilities, the softmax of the logits."""
 
     own_loss = "cross_entropy"
 

@@ -1,4 +1,4 @@
-"""The authors' initialisation (their script's; the paper gives none)."""
+"""The initialisation of the authors' script (the paper does not describe one)."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""MAML: weights from which a few steps of gradient descent solve a new task."""
+"""MAML: learn initial weights from which a few gradient steps solve a new task."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Unpack
@@ -27,16 +27,16 @@ from sosn.util.checks import above_zero, at_least, one_of
 class MAML(SoftmaxMethod):
     """Finn, Abbeel & Levine, "Model-Agnostic Meta-Learning for Fast Adaptation of Deep Networks", ICML 2017.
 
-    Taken: encoder and linear head, steps of gradient descent on a task's support images, cross-entropy of the queries after
-    them; gradients through those steps, or not (first_order). The head has an output for each class, so an episode must
-    have as many classes as outputs and their order matters; head="shared" starts every class from the same learnt row
-    (Ye & Chao, "How to Train Your MAML to Excel in Few-Shot Classification", ICLR 2022), for any number of classes in any
-    order. Tasks of a batch are adapted all at once.
+    Implemented: an encoder and a linear head, gradient descent on the support images of a task, then cross-entropy of the
+    queries; gradients through these steps, or not (first_order). The head has one output per class, so an episode must have
+    as many classes as the head has outputs, and their order matters. head="shared" starts every class from the same learnt
+    row, for any number of classes in any order (Ye & Chao, "How to Train Your MAML to Excel in Few-Shot Classification",
+    ICLR 2022). All tasks of a batch are adapted in parallel.
 
-    Batch norm: support images of a task are normalised by their own moments, its queries by the moments of the support
-    images under the same weights, in training as in evaluation (Bronskill et al., "TaskNorm", ICML 2020, call it MetaBN), so
-    queries do not help one another and running statistics are not used. The authors' way, queries by their own moments, is
-    statistics="batch". Left out: their strided encoder for Omniglot, regression, reinforcement learning.
+    Batch norm normalises support images by their moments, and queries by the moments of the support images under the same
+    weights, in training and in evaluation (MetaBN in Bronskill et al., "TaskNorm", ICML 2020). So predictions do not depend
+    on other queries, and running statistics are not used. statistics="batch" normalises queries by their moments, as the
+    authors do. Not implemented: their strided encoder for Omniglot, regression, reinforcement learning.
     """
 
     name: ClassVar[str] = "maml"
@@ -61,12 +61,12 @@ class MAML(SoftmaxMethod):
         one_of(("learned", "shared"), head=head)
         self.shared, self.outputs, self.first_order = head == "shared", outputs, first_order
         self.inner_steps, self.test_steps, self.rate = inner_steps, test_steps, inner_rate
-        chain(self.encoder)  # refused before anything is trained
+        chain(self.encoder)  # fail before training
         self.head = nn.Linear(self.features, 1 if self.shared else outputs)
 
     @property
     def describes_images(self) -> bool:
-        return False  # what it sees in an image depends on the task
+        return False  # features depend on the task
 
     def _logits(self, episode: Episode, separately: bool) -> Tensor:
         if not self.shared and episode.way != self.outputs:
@@ -77,13 +77,13 @@ class MAML(SoftmaxMethod):
         blocks = chain(self.encoder)
         weights = start(blocks, "blocks.", len(episode)) | start(self.head, "head.", len(episode))
         if self.shared:
-            rows = {name: weights[name] for name in ("head.weight", "head.bias")}  # one, which each class starts from
+            rows = {name: weights[name] for name in ("head.weight", "head.bias")}  # a single row, the start of every class
             weights |= {name: row.expand(-1, episode.way, *row.shape[2:]) for name, row in rows.items()}
         truth = support_classes(episode, self.device)
         steps = self.inner_steps if self.training else self.test_steps
         images = self._images(episode)
         with descending():
-            support, query = (side_by_side(one, len(episode)) for one in images)
+            support, query = (side_by_side(side, len(episode)) for side in images)
 
             def loss(weights: Weights) -> Tensor:
                 return task_losses(classify_with(weights, blocks, support), truth)

@@ -1,4 +1,4 @@
-"""Matching Net: a query's label is a mixture of the labels of the support images it attends to."""
+"""Matching Net: predict by attention over the labels of the support images."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
@@ -31,12 +31,12 @@ from sosn.util.precision import full
 class MatchingNet(SoftmaxMethod):
     """Vinyals et al., "Matching Networks for One Shot Learning", NeurIPS 2016.
 
-    Taken: attention as softmax over cosines to all support images, the probability of a class as the attention its images
-    get, −log of it as loss (cross-entropy of these logits); with full_context, support vectors through a bidirectional LSTM
-    and query vectors through an LSTM that reads them by attention for some steps (the order of the support images then
-    matters); with fine_tune_steps, a few steps of descent of the encoder at test time, on support images matched with the
-    support set (the paper says that it fine-tunes, and little of how). scale multiplies cosines; the paper's is 1.
-    Left out: language. Fine-tuning with full context is refused.
+    Implemented: attention as softmax over the cosines to all support images; the probability of a class is the attention of
+    its images, and the loss is its −log (cross-entropy of these logits). full_context: support vectors pass a bidirectional
+    LSTM, and query vectors an LSTM that attends to them for context_steps steps; the order of the support images then matters.
+    fine_tune_steps: gradient steps of the encoder at test time, matching support images with the support set (the paper gives
+    few details). scale: factor of the cosines, 1 in the paper. Not implemented: language. Refuses full_context together with
+    fine_tune_steps.
     """
 
     name: ClassVar[str] = "matching"
@@ -54,12 +54,12 @@ class MatchingNet(SoftmaxMethod):
     ) -> None:
         super().__init__(**shared)
         if full_context and fine_tune_steps:
-            raise UsageError("full_context and fine_tune_steps exclude one another: set fine_tune_steps=0")
+            raise UsageError("full_context and fine_tune_steps cannot be combined: set fine_tune_steps=0")
         at_least(1, context_steps=context_steps)
         at_least(0, fine_tune_steps=fine_tune_steps)
         above_zero(scale=scale, fine_tune_rate=fine_tune_rate)
         if fine_tune_steps:
-            chain(self.encoder)  # refused before anything is trained
+            chain(self.encoder)  # fail before training
         self.scale, self.fine_tune_steps, self.fine_tune_rate = scale, fine_tune_steps, fine_tune_rate
         self.context = FullContext(self.features, context_steps) if full_context else None
         self.adapts = fine_tune_steps > 0
@@ -74,7 +74,7 @@ class MatchingNet(SoftmaxMethod):
         return super()._logits(episode, separately)
 
     def describe(self, shots: Tensor) -> Tensor:
-        """Each shot as a vector: (…, Z, K, h, w) → (…, Z, D)."""
+        """Flatten each shot to a vector: (…, Z, K, h, w) → (…, Z, D)."""
         return shots.flatten(-3)
 
     def compare(self, classes: Tensor, queries: Tensor) -> Tensor:
@@ -86,14 +86,14 @@ class MatchingNet(SoftmaxMethod):
     def attend(self, support: Tensor, query: Tensor) -> Tensor:
         """log Σ exp(scale·cosine) over the shots of each class: (E, L, Z, D) and (E, Q, D) → (E, Q, L).
 
-        Its softmax over classes is the attention that each class gets.
+        Its softmax over classes is the attention to each class.
         """
         cosines = nearness(query, support.flatten(-3, -2), "cosine")  # (E, Q, L·Z)
         by_shot: Tensor = (self.scale * cosines).unflatten(-1, support.shape[-3:-1])
         return by_shot.logsumexp(-1)
 
     def _fine_tuned(self, episode: Episode) -> Tensor:
-        """Logits after descent on −log P of each support image given the support set, for each task by itself."""
+        """Logits after gradient descent on −log P of each support image given the support set, for each task separately."""
         blocks = chain(self.encoder)
         weights = start(blocks, "", len(episode))
         way, shot = episode.way, episode.shot
@@ -103,13 +103,13 @@ class MatchingNet(SoftmaxMethod):
             return full(vectors(run_with(weights, "", blocks, maps, moments)[0], len(episode)))
 
         def loss(weights: Weights) -> Tensor:
-            shown = embed(weights, support)
-            return task_losses(self.attend(shown.unflatten(1, (way, shot)), shown), truth)
+            embedded = embed(weights, support)
+            return task_losses(self.attend(embedded.unflatten(1, (way, shot)), embedded), truth)
 
         images = self._images(episode)
         with descending():
             moments = running_moments(blocks, len(episode))
-            support, query = (side_by_side(one, len(episode)) for one in images)
+            support, query = (side_by_side(side, len(episode)) for side in images)
             tuned: Weights = weights
             for _ in range(self.fine_tune_steps):
                 tuned = descend(loss, tuned, self.fine_tune_rate, first_order=True)
@@ -117,7 +117,7 @@ class MatchingNet(SoftmaxMethod):
 
 
 class FullContext(nn.Module):
-    """Embeddings that know the whole support set (the paper's appendix): (E, L, Z, D) and (E, Q, D), shapes are kept."""
+    """Embeddings that depend on the whole support set (the paper's appendix). Shapes (E, L, Z, D) and (E, Q, D) are kept."""
 
     def __init__(self, features: int, steps: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Meta-Learner LSTM: an LSTM that learns how to change the weights of a classifier."""
+"""Meta-Learner LSTM: an LSTM learns to update the weights of a classifier."""
 
 import math
 from collections.abc import Mapping
@@ -25,20 +25,20 @@ from sosn.method.encoded import SoftmaxMethod
 from sosn.util.checks import at_least
 from sosn.util.precision import full, full_precision
 
-RANGE = 10.0  # p of the scaling of gradients and losses: exponents down to −p are told apart
+RANGE = 10.0  # p in the scaling of gradients and losses: exponents down to −p are resolved
 
 
 class MetaLSTM(SoftmaxMethod):
     """Ravi & Larochelle, "Optimization as a Model for Few-Shot Learning", ICLR 2017.
 
-    Taken: a classifier whose weights θ are the cell of an LSTM, θ ← f⊙θ − i⊙∇L on the support images, with gates f and i
-    from an LSTM over (∇L, L) that all weights share, their own last value and θ; learnt initial weights; the scaling of ∇L and
-    L; gradients are not differentiated through; 32 filters. The head has an output for each class, so an episode must have
-    as many classes as outputs, and their order matters. Tasks of a batch are solved all at once.
+    Implemented: the weights θ of a classifier are the cell state of an LSTM, θ ← f⊙θ − i⊙∇L on the support images. The gates
+    f and i depend on their previous value, on θ, and on an LSTM over (∇L, L) that all weights share. The initial weights are
+    learnt, ∇L and L are scaled, gradients are not differentiated through, and there are 32 filters. The head has one output
+    per class, so an episode must have as many classes as the head has outputs, and their order matters. All tasks of a batch
+    run in parallel.
 
-    Left out: mini-batches of the support images (every step takes all, as in their release at 5 ways). Batch norm: as in our
-    MAML, queries are normalised by the moments of the support images (theirs: the batch in training, running statistics at
-    test time).
+    Not implemented: mini-batches of support images (every step takes all, as in their release at 5 ways). As in our MAML, batch
+    norm normalises queries by the moments of the support images (theirs: the batch in training, running statistics at test).
     """
 
     name: ClassVar[str] = "meta_lstm"
@@ -61,17 +61,17 @@ class MetaLSTM(SoftmaxMethod):
         if not 0 < initial_rate < 1:
             raise UsageError(f"initial_rate is {initial_rate}; it must lie between 0 and 1")
         self.outputs, self.steps = outputs, inner_steps
-        chain(self.encoder)  # refused before anything is trained
+        chain(self.encoder)  # fail before training
         self.head = nn.Linear(self.features, outputs)
         self.watch = nn.LSTMCell(4, hidden)
-        self.keep, self.rate = nn.Linear(hidden + 2, 1), nn.Linear(hidden + 2, 1)  # of (h, θ, the gate's last value)
+        self.keep, self.rate = nn.Linear(hidden + 2, 1), nn.Linear(hidden + 2, 1)  # inputs: h, θ and the gate's last value
         for gate, bias in ((self.keep, 5.0), (self.rate, math.log(initial_rate / (1 - initial_rate)))):
-            nn.init.uniform_(gate.weight, -0.01, 0.01)  # at first nearly plain descent
+            nn.init.uniform_(gate.weight, -0.01, 0.01)  # almost plain gradient descent at first
             nn.init.constant_(gate.bias, bias)
 
     @property
     def describes_images(self) -> bool:
-        return False  # what it sees in an image depends on the task
+        return False  # features depend on the task
 
     def _logits(self, episode: Episode, separately: bool) -> Tensor:
         if episode.way != self.outputs:
@@ -89,7 +89,7 @@ class MetaLSTM(SoftmaxMethod):
 
         images = self._images(episode)
         with descending():
-            support, query = (side_by_side(one, len(episode)) for one in images)
+            support, query = (side_by_side(side, len(episode)) for side in images)
             theta = torch.cat([weight.flatten(1) for weight in first.values()], 1)  # (E, P)
             state: Gates | None = None
             for _ in range(self.steps):
@@ -100,11 +100,11 @@ class MetaLSTM(SoftmaxMethod):
             return answer_with(weights_of(theta), blocks, support, query, separately)
 
     def update(self, theta: Tensor, gradient: Tensor, loss: Tensor, state: "Gates | None") -> tuple[Tensor, "Gates"]:
-        """One step for weights (E, P), with their gradient (E, P) and loss (E,); state carries the LSTM and both gates."""
-        told = torch.cat((scaled(gradient), scaled(loss).unsqueeze(1).expand(*gradient.shape, 2)), -1)  # (E, P, 4)
+        """Update weights (E, P), given their gradient (E, P), loss (E,) and the state of the LSTM and both gates."""
+        inputs = torch.cat((scaled(gradient), scaled(loss).unsqueeze(1).expand(*gradient.shape, 2)), -1)  # (E, P, 4)
         flat = theta.reshape(-1, 1)
         memory, keep, rate = (None, torch.ones_like(flat), torch.zeros_like(flat)) if state is None else state
-        hidden, cell = self.watch(told.flatten(0, 1), memory)
+        hidden, cell = self.watch(inputs.flatten(0, 1), memory)
         keep = torch.sigmoid(full(self.keep(torch.cat((full(hidden), flat, keep), -1))))
         rate = torch.sigmoid(full(self.rate(torch.cat((full(hidden), flat, rate), -1))))
         moved = keep * flat - rate * gradient.reshape(-1, 1)
@@ -116,7 +116,7 @@ Gates = tuple[tuple[Tensor, Tensor], Tensor, Tensor]  # hidden and cell state, a
 
 @full_precision
 def scaled(values: Tensor) -> Tensor:
-    """Numbers of any magnitude as two of about 1 (Andrychowicz et al., NeurIPS 2016): (…,) → (…, 2).
+    """Scale numbers of any magnitude to two numbers of about 1 (Andrychowicz et al., NeurIPS 2016): (…,) → (…, 2).
 
     (log|x|/p, sign x) where |x| ≥ e⁻ᵖ, else (−1, eᵖx).
     """

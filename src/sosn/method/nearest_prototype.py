@@ -1,4 +1,4 @@
-"""Nearest prototype on feature maps or on their power-normalised second-order matrices: SoSN without its similarity net."""
+"""Nearest prototype on feature maps or second-order matrices: SoSN without its similarity net."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Unpack, get_args
@@ -19,11 +19,11 @@ Representation = Literal["second_order", "mean", "map"]
 
 
 class NearestPrototype(SoftmaxMethod):
-    """What does a representation give by itself? No paper; the representation is SoSN's (Zhang & Koniusz, WACV 2019).
+    """Nearest class mean, to measure a representation alone. Not from a paper; the matrices are SoSN's (WACV 2019).
 
-    The maps of a class's shots are averaged and described like a query's: by SoSN's matrix (autocorrelation, trace
-    normalisation, power norm), by the mean over positions, or by the map itself; the nearest class wins. of() takes the
-    encoder of another model as it is, frozen; trained by itself it learns an encoder for this comparison.
+    The maps of a class's shots are averaged and described like a query: by SoSN's matrix (autocorrelation, trace
+    normalisation, power norm), by the mean over positions, or by the map. The nearest class is predicted. of() takes the frozen
+    encoder of another model; otherwise the encoder can be trained for this comparison.
     """
 
     name: ClassVar[str] = "nearest_prototype"
@@ -55,12 +55,15 @@ class NearestPrototype(SoftmaxMethod):
 
     @classmethod
     def of(cls, model: Method, **options: Any) -> "NearestPrototype":
-        """The nearest prototype on the encoder of another model. Refuses one whose features may be negative or unfit."""
+        """Build a nearest prototype on the encoder of another model.
+
+        Refuses a model whose features may be negative, or whose batch norm has no running statistics.
+        """
         if not isinstance(model, EncodedMethod) or not model.encoder.non_negative:
-            raise UsageError(f"method {model.name!r} has no encoder that ends in a ReLU: give another model")
+            raise UsageError(f"method {model.name!r} has no encoder that ends in a ReLU: choose another model")
         if model.trained and any(int(layer.num_batches_tracked or 0) == 0 for layer in batch_norms(model.encoder)):
             raise UsageError(
-                f"method {model.name!r} keeps no running statistics, which frozen features need: give another model"
+                f"method {model.name!r} keeps no running statistics, which frozen features need: choose another model"
             )
         shared: dict[str, Any] = {name: model.config[name] for name in ("encoder", "preprocessing", "test_time")}
         method = cls(**shared | options)
@@ -74,11 +77,11 @@ class NearestPrototype(SoftmaxMethod):
         return super()._encode(images).flatten(2)
 
     def join(self, copies: Sequence[Tensor]) -> Tensor:
-        """The feature vectors of all copies side by side, or where positions count the mean map."""
+        """Concatenate the feature vectors of all copies; for "map", return the mean map."""
         return super().join(copies) if self.representation == "map" else torch.cat(list(copies), -1)
 
     def describe(self, shots: Tensor) -> Tensor:
-        """Feature vectors (…, Z, K, N) of shots → a vector (…, D)."""
+        """Describe the feature vectors of shots by one vector: (…, Z, K, N) → (…, D)."""
         if self.representation == "second_order":
             return self.relation.describe_support(shots).flatten(-3)
         maps = full(shots).mean(-3)

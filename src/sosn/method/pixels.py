@@ -1,4 +1,4 @@
-"""Nearest pixels: the floor that anything learnt must clear."""
+"""Nearest pixels: a baseline without learning."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -11,7 +11,7 @@ from sosn.method.distance import nearness
 
 
 class NearestPixels(Method):
-    """Cosine similarity of raw pixels, dark counting as ink, to the mean image of each class. Learns nothing."""
+    """Cosine similarity of inverted pixels to the mean image of each class. It has no weights to train."""
 
     name: ClassVar[str] = "pixels"
     usual_preprocessing: ClassVar[Mapping[str, Any]] = {"polarity": "inverted"}
@@ -28,7 +28,7 @@ class NearestPixels(Method):
         super().__init__(channels, input_size, preprocessing, test_time)
 
     def encode(self, images: Tensor) -> Tensor:
-        """Pixels (B, C·H·W), in evaluation the mean of those of all copies."""
+        """Flatten images to pixels (B, C·H·W); in evaluation, average over all test-time copies."""
         pixels: Tensor = self.preprocessing(images, torch.float32)
         if self.training or not self.test_time:
             return pixels.flatten(1)

@@ -1,4 +1,4 @@
-"""Prototypical Net: a class is the mean of its shots."""
+"""Prototypical Net: describe a class by the mean of its shots."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
@@ -15,9 +15,9 @@ from sosn.util.precision import full
 class PrototypicalNet(SoftmaxMethod):
     """Snell, Swersky & Zemel, "Prototypical Networks for Few-shot Learning", NeurIPS 2017.
 
-    Taken: prototypes as means of embedded shots, softmax over minus squared Euclidean distances (or over cosines, times
-    scale), cross-entropy. Training with more classes than at test time is the recipe's: way=20 val_way=5. Left out: zero-shot
-    learning, and the separate choice of training shot, which is the recipe's too.
+    Implemented: prototypes as means of embedded shots, softmax over negative squared Euclidean distances (or over scaled
+    cosines), cross-entropy. Set more training classes than test classes in the recipe: way=20 val_way=5; likewise the shot.
+    Not implemented: zero-shot learning.
     """
 
     name: ClassVar[str] = "prototypical"
@@ -33,7 +33,7 @@ class PrototypicalNet(SoftmaxMethod):
         self.metric, self.scale = metric, scale
 
     def describe(self, shots: Tensor) -> Tensor:
-        """The mean map of the shots, as a vector: (…, Z, K, h, w) → (…, K·h·w)."""
+        """Mean map of the shots, as a vector: (…, Z, K, h, w) → (…, K·h·w)."""
         return full(shots).mean(-4).flatten(-3)
 
     def compare(self, classes: Tensor, queries: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Relation Net: a small network learns how to compare feature maps."""
+"""Relation Net: a small network learns to compare feature maps."""
 
 from typing import ClassVar, Unpack, cast
 
@@ -18,9 +18,9 @@ HIDDEN = 8  # units of the first fully connected layer
 class RelationNet(EncodedMethod):
     """Sung et al., "Learning to Compare: Relation Network for Few-Shot Learning", CVPR 2018.
 
-    Taken: the encoder, the sum of the maps of a class's shots, class and query map stacked, the relation module, its
-    sigmoid as score, mean squared error, and the authors' initialisation. Its gradient clipping is the recipe's: clip=0.5
-    (theirs clips the two networks one by one). Left out: zero-shot learning and the deeper networks for it.
+    Implemented: the encoder, the sum of the maps of a class's shots, stacked class and query maps, the relation module with
+    its sigmoid as score, mean squared error, and the authors' initialisation. Set gradient clipping in the recipe: clip=0.5
+    (the authors clip the two networks separately). Not implemented: zero-shot learning and its deeper networks.
     """
 
     name: ClassVar[str] = "relation_net"
@@ -34,7 +34,7 @@ class RelationNet(EncodedMethod):
         self.relation.to(memory_format=torch.channels_last)
 
     def describe(self, shots: Tensor) -> Tensor:
-        """The sum of the maps of the shots: (…, Z, K, h, w) → (…, K, h, w)."""
+        """Sum of the maps of the shots: (…, Z, K, h, w) → (…, K, h, w)."""
         return shots.sum(-4)
 
     def compare(self, classes: Tensor, queries: Tensor) -> Tensor:
@@ -45,8 +45,8 @@ class RelationNet(EncodedMethod):
 class RelationModule(nn.Module):
     """Two blocks of 3×3 convolution, batch norm, ReLU and 2×2 max-pooling, then FC 8, ReLU, FC 1: (B, 2K, h, w) → (B,).
 
-    Maps of 10 positions a side or more (84² images) are not padded: 19 → 8 → 3. Smaller ones (28²) are: 5 → 2 → 1. Refuses
-    maps of fewer than 4.
+    Maps of 10×10 or larger (84² images) are not padded: 19 → 8 → 3. Smaller maps (28² images) are: 5 → 2 → 1. Refuses maps
+    smaller than 4×4.
     """
 
     def __init__(self, width: int, side: int) -> None:
@@ -56,7 +56,9 @@ class RelationModule(nn.Module):
         for _ in range(2):
             end = (end - 2 + 2 * padding) // 2
         if end < 1:
-            raise UsageError(f"the relation module needs maps of 4 positions a side, not {side}: use larger images or conv4")
+            raise UsageError(
+                f"the relation module needs feature maps of 4×4 or larger, not {side}×{side}: use larger images or conv4"
+            )
         self.blocks = nn.Sequential(*block(2 * width, width, padding, pool=True), *block(width, width, padding, pool=True))
         self.head = nn.Sequential(nn.Flatten(), nn.Linear(width * end * end, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1))
 

@@ -1,4 +1,4 @@
-"""Siamese net: learns to say whether two images show the same."""
+"""Siamese net: learn whether two images belong to the same class."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack, cast
@@ -14,10 +14,10 @@ from sosn.util.precision import full
 class SiameseNet(EncodedMethod):
     """Koch, Zemel & Salakhutdinov, "Siamese Neural Networks for One-shot Image Recognition", ICML workshop 2015.
 
-    Taken: both images through the same network and a sigmoid layer, the learnt weighting of the absolute differences, its
-    sigmoid as score, binary cross-entropy with as much weight on same as on different pairs, their initialisation of these
-    two layers. Left out: their encoder (here one of ours), their pairs drawn one by one (here all pairs of an episode),
-    layer-wise rates and their search. They have one shot; of several, the logits are averaged.
+    Implemented: one network and a sigmoid layer for both images, a learnt weighting of the absolute differences with its
+    sigmoid as score, binary cross-entropy with equal weight of same and different pairs, and their initialisation of these
+    two layers. Different: the encoder is one of ours, and training uses all pairs of an episode. Not implemented: layer-wise
+    learning rates and their search. They have one shot; here the logits of several shots are averaged.
     """
 
     name: ClassVar[str] = "siamese"
@@ -37,7 +37,7 @@ class SiameseNet(EncodedMethod):
             nn.init.normal_(layer.bias, 0.5, 0.01)
 
     def describe(self, shots: Tensor) -> Tensor:
-        """An embedding of each shot: (…, Z, K, h, w) → (…, Z, D)."""
+        """Embedding of each shot: (…, Z, K, h, w) → (…, Z, D)."""
         return full(cast(Tensor, self.embed(shots.flatten(-3))))
 
     def compare(self, classes: Tensor, queries: Tensor) -> Tensor:

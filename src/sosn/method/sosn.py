@@ -29,13 +29,13 @@ PAIRS_AT_ONCE = {"cpu": 128, "cuda": 2_048}
 class SoSN(EncodedMethod):
     """Zhang & Koniusz, "Power Normalizing Second-order Similarity Network for Few-shot Learning", WACV 2019.
 
-    Images are encoded to feature maps, summarised by power-normalised second-order matrices, and a similarity net compares
-    the matrices of a class and a query (Eq. 5, 6, 11). Scores are its sigmoid. eta=None means N, the number of feature
-    vectors; gamma=None means 100 for asinhe and 0.5 for gamma. Weights come from PyTorch's global generator, permutations
-    from permutation_seed.
+    An encoder maps images to feature maps, which power-normalised second-order matrices summarise. A similarity net compares
+    the matrices of a class and a query (Eq. 5, 6, 11). Scores are the sigmoid of its logits. eta=None means N, the number of
+    feature vectors; gamma=None means 100 for asinhe and 0.5 for gamma. Initial weights come from PyTorch's global generator,
+    permutations from permutation_seed.
 
-    cosine is not the paper's, and off unless asked for: the weight of the cosine of two matrices' upper triangles, each
-    entry standardised as in training, beside the similarity net's logit.
+    cosine is not in the paper, and off by default: its weight times the cosine of the standardised upper triangles of both
+    matrices is added to the logit of the similarity net.
     """
 
     name: ClassVar[str] = "sosn"
@@ -69,13 +69,15 @@ class SoSN(EncodedMethod):
         super().__init__(channels, input_size, encoder, preprocessing, test_time)
         norm = PowerNorm(power_norm, eta, gamma, rho, softness)
         if not norm.signed and not self.encoder.non_negative:
-            raise UsageError(f"power_norm {power_norm!r} refuses negative co-occurrences, which this encoder's features have")
+            raise UsageError(
+                f"power_norm {power_norm!r} refuses negative co-occurrences, and this encoder has negative features"
+            )
         if not 0 <= cosine < math.inf:
-            raise UsageError(f"cosine is {cosine}; the weight is 0 or more")
+            raise UsageError(f"cosine is {cosine}; it must be 0 or more, and finite")
         self.relation = Relation(relation, norm, shift, alpha, trace_normalise)
         if cosine and not self.relation.stacked:
             raise UsageError(
-                f"cosine compares a matrix of each side, which relation {relation!r} does not have: use average or ranked"
+                f"cosine compares a matrix of each side, and relation {relation!r} has none: use average or ranked"
             )
         self.second_order = self.relation if self.relation.stacked else None
         rows = self.relation.side(self.encoder.width)
@@ -98,27 +100,27 @@ class SoSN(EncodedMethod):
         super().use_test_time(wanted)
         if self.test_time and self.eta is None:
             self.test_time = TestTimeAugmentation()
-            raise UsageError("eta=None means the number of feature vectors, and test-time augmentation gives more: give eta")
+            raise UsageError("eta=None means the number of feature vectors, and test-time augmentation gives more: set eta")
 
     def _encode(self, images: Tensor) -> Tensor:
         """Feature vectors (B, K, N)."""
         return super()._encode(images).flatten(2)
 
     def join(self, copies: Sequence[Tensor]) -> Tensor:
-        """The feature vectors of all copies, side by side."""
+        """Concatenate the feature vectors of all copies."""
         return torch.cat(list(copies), -1)
 
     def describe(self, shots: Tensor) -> Tensor:
-        """Feature vectors (…, Z, K, N) of shots → permuted matrices (…, P, S, K, K).
+        """Describe feature vectors of shots by permuted matrices: (…, Z, K, N) → (…, P, S, K, K).
 
-        Joint relations (⊗+F, ⊗–⊙, ⊗–⊖) have no description of one side: they keep the feature vectors.
+        Joint relations (⊗+F, ⊗–⊙, ⊗–⊖) have no matrix of one side: they keep the feature vectors.
         """
         return self._permute(self.relation.describe_support(shots)) if self.relation.stacked else shots
 
     def compare(self, classes: Tensor, queries: Tensor) -> Tensor:
         if not self.relation.stacked:
             return self._score(self._permute(self.relation.describe_pairs(classes, queries.squeeze(2))))
-        if enabled():  # each image is convolved once for all its pairs
+        if enabled():  # convolves each image once, not once per pair
             logits = self.similarity.pairs(classes, queries, self._pairs_at_once(queries))
         else:
             logits = self._score(stack_pairs(classes, queries))
@@ -126,7 +128,7 @@ class SoSN(EncodedMethod):
 
     @full_precision
     def _cosines(self, classes: Tensor, queries: Tensor) -> Tensor:
-        """`cosine` times that of standardised matrices, the first of (E, L, P, S, K, K) and (E, Q, P, S, K, K) → (E, Q, L)."""
+        """Weighted cosines of the first, standardised matrices: (E, L, P, S, K, K), (E, Q, P, S, K, K) → (E, Q, L)."""
         assert self.standardise is not None
         sides = [upper_triangle(side[:, :, 0, 0]) for side in (classes, queries)]
         flat = self.standardise(torch.cat([side.flatten(0, 1) for side in sides]))
@@ -137,7 +139,7 @@ class SoSN(EncodedMethod):
 
     def _score(self, pairs: Tensor) -> Tensor:
         flat = pairs.flatten(0, 2)
-        if torch.compiler.is_exporting():  # a graph for any number of pairs has no parts
+        if torch.compiler.is_exporting():  # the exported graph takes any number of pairs at once
             logits: Tensor = self.similarity(flat)
         else:
             parts = flat.split(min(self._pairs_at_once(flat), len(flat)))
@@ -145,11 +147,11 @@ class SoSN(EncodedMethod):
         return logits.view(pairs.shape[:3])
 
     def _pairs_at_once(self, where: Tensor) -> int:
-        """With running statistics a pair's score is its own, so pairs can go in parts that fit in fast memory."""
+        """Number of pairs per batch: with running statistics scores are independent, so small batches can fit in cache."""
         if any(layer.training for layer in batch_norms(self.similarity)):
             return sys.maxsize
         return PAIRS_AT_ONCE.get(where.device.type, 128)
 
     def _permute(self, matrices: Tensor) -> Tensor:
-        """All permutations of matrices (…, C, K, K) → (…, P, C, K, K); a single one is the identity."""
+        """Apply all permutations to matrices: (…, C, K, K) → (…, P, C, K, K)."""
         return matrices.unsqueeze(-4) if len(self.permutations) == 1 else permute(matrices, self.permutations)

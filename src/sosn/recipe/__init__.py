@@ -1,4 +1,4 @@
-"""A run as a typed, commented TOML file."""
+"""Recipes: typed TOML files that describe a training run."""
 
 from sosn.recipe.library import load_recipe
 from sosn.recipe.override import override

@@ -1,4 +1,4 @@
-"""Recipes by name, file or run folder."""
+"""Load recipes by name, file or run folder."""
 
 import os
 import tomllib
@@ -13,12 +13,12 @@ RECIPE_FILE = "recipe.toml"  # in a run folder
 
 
 def shipped() -> list[str]:
-    """Names of the recipes in the package."""
+    """Return the names of the recipes that come with the package."""
     return sorted(file.stem for file in resource("recipe", "shipped").glob("*.toml"))
 
 
 def recipe_text(name_or_path: str) -> str:
-    """The TOML of a shipped recipe, of a file, or of a run folder."""
+    """Return the TOML text of a shipped recipe, a file or a run folder. Refuses an unknown name."""
     if name_or_path in shipped():
         return resource("recipe", "shipped", f"{name_or_path}.toml").read_text("utf-8")
     path = Path(name_or_path)
@@ -32,11 +32,11 @@ def recipe_text(name_or_path: str) -> str:
     try:
         return path.read_text("utf-8")
     except UnicodeDecodeError:
-        raise UsageError(f"{str(path)!r} is not a recipe: it is not TOML, which is text") from None
+        raise UsageError(f"{str(path)!r} is not a recipe: TOML is text, and this file is not") from None
 
 
 def load_recipe(name_or_path: str) -> Recipe:
-    """A recipe by name, file or run folder."""
+    """Load a recipe by name, file or run folder. Refuses invalid TOML, unknown keys and wrong types."""
     try:
         table = tomllib.loads(recipe_text(name_or_path))
     except tomllib.TOMLDecodeError as error:
@@ -45,9 +45,9 @@ def load_recipe(name_or_path: str) -> Recipe:
 
 
 def as_recipe(recipe: Recipe | str | os.PathLike[str]) -> Recipe:
-    """A recipe as it is, or the one of this name, file or run folder."""
+    """Return a Recipe unchanged, or load it by name, file or run folder."""
     if isinstance(recipe, str | os.PathLike):
         return load_recipe(os.fspath(recipe))
     if not isinstance(recipe, Recipe):
-        raise UsageError(f"a recipe is {type(recipe).__name__}; give a Recipe, or its name, file or run folder")
+        raise UsageError(f"a recipe is {type(recipe).__name__}; pass a Recipe, or its name, file or run folder")
     return recipe

@@ -1,4 +1,4 @@
-"""key=value words over a recipe."""
+"""Override a recipe with key=value words."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -10,38 +10,39 @@ from sosn.encoder.preprocessing import Preprocessing
 from sosn.errors import UsageError
 from sosn.method import method_class, method_options
 from sosn.recipe.library import as_recipe
-from sosn.recipe.old_keys import MOVED, key_of_today, means_nothing
+from sosn.recipe.old_keys import MOVED, current_key, is_inactive
 from sosn.recipe.recipe import Recipe, from_table, known_keys, usual_encoder
 from sosn.recipe.sections import SECTIONS
 from sosn.util.spelling import nearest
 from sosn.util.typed import annotations, check_options, defaults, parse
 
-LAST = ("encoder", "preprocessing")  # sections whose keys give way to those of others that are called the same
+LAST = ("encoder", "preprocessing")  # if another section has a key of the same name, that section is meant
 
 
 def override(recipe: Recipe | str | os.PathLike[str], assignments: Iterable[str]) -> Recipe:
-    """Apply key=value words; a key is a section's (training.steps) or, where only one section has it, bare (steps).
+    """Return the recipe with key=value words applied. A key may omit its section if only one section has it (steps).
 
-    Another dataset drops the options of the old one, and another encoder those of the old one. Another method, whose word is
-    taken first, keeps what had been set and what it has too, and brings its own loss and encoder unless they are given.
+    A new dataset resets the options of the old dataset, and a new encoder those of the old encoder. A new method is applied
+    first: it keeps the options that were set and that it has too, and uses its usual loss and encoder unless they are given.
+    Refuses unknown keys and values of a wrong type.
     """
     if isinstance(assignments, str):
-        raise UsageError(f"override takes a list of words, not one: write [{assignments!r}]")
+        raise UsageError(f"override takes a list of words, not a string: write [{assignments!r}]")
     table, assignments = as_recipe(recipe).to_table(), list(assignments)
     named = {word.partition("=")[0].strip() for word in assignments}
     for assignment in sorted(assignments, key=_order):
         key, equals, text = assignment.partition("=")
         refuse_option(key)
         if not equals:
-            raise UsageError(f"{assignment!r} is not key=value: write for instance steps=2000")
+            raise UsageError(f"{assignment!r} is not key=value: write, for example, steps=2000")
         key = key.strip()
         if key in ("title", "seed"):
             table[key] = parse(text)
             continue
-        if means_nothing(key, parse(text), table["encoder"].get("name", "")):
+        if is_inactive(key, parse(text), table["encoder"].get("name", "")):
             continue
-        section, name = _locate(key_of_today(key), table)
-        if section == "data" and name == "name" and text != table["data"]["name"]:  # other options belonged to the old one
+        section, name = _locate(current_key(key), table)
+        if section == "data" and name == "name" and text != table["data"]["name"]:  # drop the old dataset's options
             table["data"] = {key: value for key, value in table["data"].items() if key in annotations(SECTIONS["data"])}
         if section == "model" and name == "method" and text != table["model"]["method"]:
             _change_method(table, text)
@@ -54,13 +55,13 @@ def override(recipe: Recipe | str | os.PathLike[str], assignments: Iterable[str]
 
 
 def _order(word: str) -> int:
-    """Methods first, then encoders: other keys may be theirs."""
-    key = key_of_today(word.partition("=")[0].strip())
+    """Sort methods first, then encoders, because other keys may be their options."""
+    key = current_key(word.partition("=")[0].strip())
     return 0 if key in ("method", "model.method") else 1 if key == "encoder.name" else 2
 
 
 def _change_method(table: dict[str, Any], name: str) -> None:
-    """Give a table another method: options, encoder and preprocessing that had been set stay, as far as they fit."""
+    """Change the method of a table, and keep options, encoder and preprocessing that were set and fit."""
     old, new = method_class(table["model"]["method"]), method_class(name)
     usual = defaults(old)
     kept = {key: value for key, value in table["model"].items() if value != usual.get(key)}
@@ -79,14 +80,14 @@ def _change_method(table: dict[str, Any], name: str) -> None:
 
 
 def _change_encoder(table: dict[str, Any], name: str) -> None:
-    """Give a table another encoder: of the options stay those that had been set and that it has too."""
+    """Change the encoder of a table, and keep options that were set and that it has too."""
     _, options = usual_encoder(table["model"]["method"], table["encoder"].get("name", ""))
     kept = {key: value for key, value in table["encoder"].items() if key != "name" and value != options.get(key)}
     table["encoder"] = {"name": name} | _fitting(kept, encoder_options(name))
 
 
 def _fitting(options: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Those options that are known, with values that are allowed: the same word may mean something else there."""
+    """Return the options that are known and have a valid value: the same name may have another meaning."""
     fitting: dict[str, Any] = {}
     for key, value in options.items():
         with suppress(UsageError):
@@ -95,9 +96,9 @@ def _fitting(options: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, 
 
 
 def refuse_option(word: str) -> None:
-    """Refuse --steps where steps=2000 is meant."""
+    """Raise UsageError for --steps, which should be steps=2000."""
     if word.startswith("-"):
-        raise UsageError(f"there is no option {word}: settings are words without dashes, {word.lstrip('-')}=VALUE")
+        raise UsageError(f"there is no option {word}: write settings without dashes, {word.lstrip('-')}=VALUE")
 
 
 def _locate(key: str, table: Mapping[str, Any]) -> tuple[str, str]:
@@ -113,6 +114,6 @@ def _locate(key: str, table: Mapping[str, Any]) -> tuple[str, str]:
         if len(homes) == 1:
             return homes[0], name
         if homes:
-            raise UsageError(f"{name!r} stands in several sections: write {' or '.join(f'{h}.{name}' for h in homes)}")
+            raise UsageError(f"{name!r} is in several sections: write {' or '.join(f'{h}.{name}' for h in homes)}")
     everything = [k for keys in known.values() for k in keys] + [f"{s}.{k}" for s, keys in known.items() for k in keys]
     raise UsageError(f"there is no key {key!r}{nearest(key, everything)}; `sosn recipes NAME --json` shows every key")

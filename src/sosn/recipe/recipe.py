@@ -1,4 +1,4 @@
-"""A run as a typed, commented TOML file; key=value on the command line overrides anything in it."""
+"""The Recipe class: everything that decides a training run."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from sosn.errors import UsageError
 from sosn.method import method_class, method_options
 from sosn.method.test_time import TestTimeAugmentation
 from sosn.power_norm import check_name
-from sosn.recipe.old_keys import sort_model, without_gone
+from sosn.recipe.old_keys import drop_removed, sort_model
 from sosn.recipe.sections import (
     SECTIONS,
     DataSection,
@@ -30,12 +30,12 @@ from sosn.util.files import resource
 from sosn.util.spelling import nearest
 from sosn.util.typed import annotations, check_options, defaults
 
-FROM_IMAGES = ("channels", "input_size", "mean", "std", "classes", "detail")  # follow the training images unless set
+FROM_IMAGES = ("channels", "input_size", "mean", "std", "classes", "detail")  # taken from the training images unless set
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides a run; options that are not given stand here with their defaults."""
+    """A complete training run. Missing options get their defaults. Refuses values out of range."""
 
     title: str = ""
     seed: int = 0
@@ -55,27 +55,27 @@ class Recipe:
         self._check()
 
     def _fill_in(self) -> None:
-        """Options that nobody gave, from the dataset, the method and its usual encoder and preprocessing."""
-        kind = method_class(self.model.method)
+        """Fill in missing options with the defaults of the dataset, method, encoder and preprocessing."""
+        method = method_class(self.model.method)
         dataset = {key: value for key, value in defaults(dataset_opener(self.data.name)).items() if key != "split"}
-        usual = {key: value for key, value in defaults(kind).items() if key in method_options(kind.name)}
+        usual = {key: value for key, value in defaults(method).items() if key in method_options(method.name)}
         usual = {key: value for key, value in usual.items() if key not in FROM_IMAGES}
         images = {key: value for key, value in defaults(Preprocessing).items() if key not in FROM_IMAGES}
         self._set("data", replace(self.data, options=dataset | self.data.options))
         self._set("model", replace(self.model, options=usual | self.model.options))
-        images |= dict(kind.usual_preprocessing) | self.preprocessing.options
+        images |= dict(method.usual_preprocessing) | self.preprocessing.options
         self._set("preprocessing", PreprocessingSection(images))
-        if kind.usual_encoder is None:
+        if method.usual_encoder is None:
             if self.encoder != EncoderSection():
-                raise UsageError(f"method {kind.name!r} has no encoder: leave [encoder] out")
+                raise UsageError(f"method {method.name!r} has no encoder: leave out [encoder]")
             return
-        self._set("encoder", EncoderSection(*usual_encoder(kind.name, self.encoder.name, self.encoder.options)))
+        self._set("encoder", EncoderSection(*usual_encoder(method.name, self.encoder.name, self.encoder.options)))
 
     def _resolve_paths(self) -> None:
-        """A run must find its images and first weights from any folder."""
-        kind, _, path = self.data.name.partition(":")
+        """Make paths absolute, so that the run can be resumed from any folder."""
+        dataset, _, path = self.data.name.partition(":")
         if path:
-            self._set("data", replace(self.data, name=f"{kind}:{Path(path).expanduser().absolute()}"))
+            self._set("data", replace(self.data, name=f"{dataset}:{Path(path).expanduser().absolute()}"))
         start = self.training.start
         if start and not resource("checkpoint", "shipped", f"{start}.safetensors").is_file():
             self._set("training", replace(self.training, start=str(Path(start).expanduser().absolute())))
@@ -101,7 +101,9 @@ class Recipe:
         if "power_norm" in self.model.options:
             check_name(self.model.options["power_norm"])
         if self.validation.val_seed == self.validation.report_seed:
-            raise UsageError("val_seed and report_seed are the same: weights would be reported on the episodes that chose them")
+            raise UsageError(
+                "val_seed and report_seed are equal, so weights would be tested on the episodes that selected them: change one"
+            )
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -115,16 +117,16 @@ class Recipe:
         return self.validation.val_shot or self.episodes.shot
 
     def to_table(self) -> dict[str, Any]:
-        """The recipe as nested plain values, options beside their section's own keys."""
+        """Return the recipe as nested plain values, with options in their sections."""
         table: dict[str, Any] = {"title": self.title, "seed": self.seed}
         for name in SECTIONS:
             section = getattr(self, name)
-            own = {f.name: getattr(section, f.name) for f in fields(section) if f.name != "options"}
-            table[name] = own | getattr(section, "options", {})
+            values = {f.name: getattr(section, f.name) for f in fields(section) if f.name != "options"}
+            table[name] = values | getattr(section, "options", {})
         return table
 
     def to_toml(self) -> str:
-        """The recipe as TOML that reads back to the same recipe."""
+        """Return the recipe as TOML, which loads as the same recipe."""
         table = self.to_table()
         lines = [f"{key} = {_toml(table[key])}" for key in ("title", "seed")]
         for name in SECTIONS:
@@ -138,17 +140,17 @@ def _toml(value: Any) -> str:
 
 
 def usual_encoder(method: str, name: str = "", options: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-    """The encoder of this name, or the method's usual one, with these options and the defaults of the others."""
+    """Return the name of an encoder, by default the method's usual one, and its options with defaults filled in."""
     usual = dict(method_class(method).usual_encoder or {})
-    own = usual.pop("name", "")
-    name = name or own
+    usual_name = usual.pop("name", "")
+    name = name or usual_name
     known = {key: value for key, value in defaults(encoder_class(name)).items() if key != "channels"}
     usual = {key: value for key, value in usual.items() if key in known}  # another encoder keeps what it has too, as width
     return name, known | usual | dict(options or {})
 
 
 def from_table(table: Mapping[str, Any], where: str) -> Recipe:
-    """A recipe from nested plain values; unknown and ill-typed keys are refused with the nearest right name."""
+    """Build a recipe from nested plain values. Refuses unknown keys, with a suggestion, and values of a wrong type."""
     known: dict[str, Any] = {"title": str, "seed": int}
     given = {key: value for key, value in table.items() if key not in SECTIONS}
     for key in given:
@@ -157,7 +159,7 @@ def from_table(table: Mapping[str, Any], where: str) -> Recipe:
     for name in SECTIONS:
         if not isinstance(table.get(name, {}), Mapping):
             raise UsageError(f"{where}: {name!r} is a section, written [{name}]")
-    values = {name: without_gone(name, table.get(name, {})) for name in SECTIONS}
+    values = {name: drop_removed(name, table.get(name, {})) for name in SECTIONS}
     for name, old in sort_model(values["model"]).items():
         values[name] = old if name == "model" else old | values[name]
     sections: dict[str, Any] = check_options(given, known, "")
@@ -167,38 +169,38 @@ def from_table(table: Mapping[str, Any], where: str) -> Recipe:
 
 
 def _section(name: str, table: Mapping[str, Mapping[str, Any]]) -> Any:
-    own, options = known_keys(name, table)
-    checked = check_options(table[name], own | options, f"[{name}]")
+    fixed, options = known_keys(name, table)
+    checked = check_options(table[name], fixed | options, f"[{name}]")
     extra = {key: value for key, value in checked.items() if key in options}
-    plain = {key: value for key, value in checked.items() if key in own}
+    plain = {key: value for key, value in checked.items() if key in fixed}
     with_options = "options" in annotations(SECTIONS[name])
     return SECTIONS[name](**plain, options=extra) if with_options else SECTIONS[name](**plain)
 
 
 def known_keys(name: str, table: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keys of a section of a table: its own, and those of the dataset, method or encoder that the table names."""
-    own = annotations(SECTIONS[name], without=("options",))
+    """Return the keys of a section and their types: the fixed ones, and the options of the dataset, method or encoder."""
+    fixed = annotations(SECTIONS[name], without=("options",))
     method = str(table.get("model", {}).get("method", ModelSection.method))
     if name == "data":
-        return own, dataset_options(str(table.get("data", {}).get("name", DataSection.name)))
+        return fixed, dataset_options(str(table.get("data", {}).get("name", DataSection.name)))
     if name == "model":
-        return own, method_options(method)
+        return fixed, method_options(method)
     if name == "preprocessing":
-        return own, annotations(Preprocessing)
+        return fixed, annotations(Preprocessing)
     if name == "encoder":
         usual = (method_class(method).usual_encoder or {}).get("name", "")
         named = str(table.get("encoder", {}).get("name") or usual)
-        return own, encoder_options(named) if named else {}
-    return own, {}
+        return fixed, encoder_options(named) if named else {}
+    return fixed, {}
 
 
 def data_keys(recipe: Recipe) -> dict[str, Any]:
-    """Keys of a recipe's [data], those of its dataset included, and their types."""
-    own, options = known_keys("data", {"data": {"name": recipe.data.name}})
-    return own | options
+    """Return the keys of a recipe's [data] and their types, including the options of its dataset."""
+    fixed, options = known_keys("data", {"data": {"name": recipe.data.name}})
+    return fixed | options
 
 
 def without_place(recipe: Recipe) -> Recipe:
-    """The recipe less what decides only where it runs, for comparing two."""
+    """Return the recipe without its title and the settings of the machine, to compare two recipes."""
     data, training = replace(recipe.data, workers=0), replace(recipe.training, device="auto", engine="auto")
     return replace(recipe, title="", data=data, training=training)

@@ -1,4 +1,4 @@
-"""The sections of a recipe, each a table of TOML, with what their keys mean and their defaults."""
+"""The sections of a recipe: their keys, types and defaults."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,19 +10,19 @@ from sosn.method.test_time import TestTimeAugmentation
 
 @dataclass(frozen=True)
 class DataSection:
-    """Where images come from. Other keys are the dataset's own."""
+    """The dataset. Other keys are its options."""
 
     name: str = "glyphs"
-    min_images: int = 0  # leave out classes with fewer
-    leave_out_small: bool = False  # leave out classes that cannot fill an episode, and say how many
-    standardise: bool = True  # give the model the mean and deviation of the training images
-    workers: int = 0  # processes that read training images ahead from disk; 0 keeps all images on the device
+    min_images: int = 0  # skip classes with fewer images
+    leave_out_small: bool = False  # skip classes that are too small for an episode, and report how many
+    standardise: bool = True  # standardise by the mean and deviation of the training images
+    workers: int = 0  # processes that load training images from disk; 0 keeps all images on the device
     options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ModelSection:
-    """Which method. Other keys are its constructor's."""
+    """The method. Other keys are its options."""
 
     method: str = "sosn"
     options: dict[str, Any] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class ModelSection:
 
 @dataclass(frozen=True)
 class EncoderSection:
-    """Which encoder; the method's usual one unless named. Other keys are its constructor's."""
+    """The encoder, by default the method's usual one. Other keys are its options."""
 
     name: str = ""
     options: dict[str, Any] = field(default_factory=dict)
@@ -38,55 +38,55 @@ class EncoderSection:
 
 @dataclass(frozen=True)
 class PreprocessingSection:
-    """How images are brought to the encoder: keys of Preprocessing. Sizes, mean and deviation follow the images unless set."""
+    """Options of Preprocessing. Sizes, mean and deviation are taken from the training images unless set."""
 
     options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class EpisodesSection:
-    """What an episode is, in training and, unless [validation] says otherwise, in validation."""
+    """Episodes in training and, unless [validation] changes them, in validation."""
 
     way: int = 5
     shot: int = 1
-    query: int = 15  # query images a class
+    query: int = 15  # query images per class
     episodes_per_step: int = 1
 
 
 @dataclass(frozen=True)
 class TrainingSection:
-    """How the weights are found."""
+    """Optimisation of the weights."""
 
-    start: str = ""  # a run folder, weights file or shipped model whose weights training begins with, where they fit
+    start: str = ""  # a run folder, weights file or shipped model with initial weights, used where they fit
     steps: int = 1000
     loss: LossName = "mse"
-    optimiser: Literal["adam", "adamw", "sgd"] = "adam"  # sgd: with Nesterov momentum 0.9
+    optimiser: Literal["adam", "adamw", "sgd"] = "adam"  # sgd uses Nesterov momentum 0.9
     learning_rate: float = 1e-3
     weight_decay: float = 0.0
     schedule: Literal["constant", "step", "cosine"] = "constant"
     decay_every: int = 50_000  # schedule = "step": steps between two cuts of the learning rate
     decay_factor: float = 0.5
-    warmup: int = 0  # steps over which the learning rate rises from 0
+    warmup: int = 0  # steps in which the learning rate rises from 0
     clip: float = 0.0  # largest norm of the gradient; 0 means no limit
     precision: Literal["fp32", "bf16"] = "fp32"
-    average: float = 0.0  # decay of the moving average of weights that is validated and kept; 0 means the weights themselves
-    recalibrate: int = 20  # training steps over which batch norm's running statistics are taken anew before each validation
+    average: float = 0.0  # decay of the moving average of weights that is validated and saved; 0 means no average
+    recalibrate: int = 20  # training batches that re-estimate batch norm's running statistics before each validation
     device: str = "auto"
-    engine: Literal["auto", "plain"] = "auto"  # plain: the layers one by one, without fused kernels or a captured step
+    engine: Literal["auto", "plain"] = "auto"  # plain: no fused kernels, no CUDA graph
 
 
 @dataclass(frozen=True)
 class ValidationSection:
-    """When and on what the weights are evaluated."""
+    """Validation during training, and the final evaluation."""
 
     every: int = 200  # steps
     val_episodes: int = 200
-    val_way: int = 0  # 0 means as in training
-    val_shot: int = 0
+    val_way: int = 0  # 0 means the way of training
+    val_shot: int = 0  # 0 means the shot of training
     val_query: int = 15
-    val_seed: int = 1  # of the episodes that select the weights
+    val_seed: int = 1  # seed of the episodes that select the weights
     report_episodes: int = 600
-    report_seed: int = 0  # of the episodes that the closing figure comes from
+    report_seed: int = 0  # seed of the episodes of the final evaluation
 
 
 SECTIONS: dict[str, type[Any]] = {

@@ -1,1 +1,1 @@
-"""Small things that every room may use: devices, files, memory, precision, seeds, spelling, typed values, warping."""
+"""Helpers for all packages: checks, devices, files, memory, precision, seeds, spelling, typed values, warping."""

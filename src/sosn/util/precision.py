@@ -1,4 +1,4 @@
-"""Second-order statistics in full precision, whatever autocast says around them."""
+"""Full precision for second-order statistics, also inside autocast."""
 
 import inspect
 from collections.abc import Callable
@@ -12,14 +12,14 @@ P = ParamSpec("P")
 
 
 def full(tensor: Tensor) -> Tensor:
-    """The tensor, in float32 where it is half precision."""
+    """Return the tensor, converted to float32 if it has half precision."""
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 def full_precision(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """Run a function whose first argument is a tensor outside autocast, in float32 where the tensor is bfloat16 or float16.
+    """Decorate a function so that it runs outside autocast, with its first argument, a tensor, in float32 or better.
 
-    Squares of activations and exponents of η′ ≈ 1000 leave the range and resolution of half precision.
+    Half precision lacks the range and resolution for squares of activations and for η′ ≈ 1000.
     """
 
     signature = inspect.signature(function)
@@ -27,10 +27,10 @@ def full_precision(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
 
     @wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> Tensor:
-        given = signature.bind(*args, **kwargs)
-        tensor = given.arguments[first]
-        given.arguments[first] = full(tensor)
+        bound = signature.bind(*args, **kwargs)
+        tensor = bound.arguments[first]
+        bound.arguments[first] = full(tensor)
         with torch.autocast(tensor.device.type, enabled=False):
-            return function(*given.args, **given.kwargs)
+            return function(*bound.args, **bound.kwargs)
 
     return wrapped

@@ -1,4 +1,4 @@
-"""Objects that remember how they were made, so that they can be saved and made again."""
+"""Objects that record their constructor arguments, so that they can be saved and rebuilt."""
 
 import inspect
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Recorded:
-    """Keeps the arguments of its constructor, defaults included, as `arguments`. Subclasses need to do nothing for it."""
+    """Base class that stores the arguments of its constructor, including defaults, in `arguments`."""
 
     arguments: dict[str, Any]
 
@@ -19,7 +19,8 @@ class Recorded:
 
 def _recording(init: Callable[..., None]) -> Callable[..., None]:
     signature = inspect.signature(init)
-    gathering = [one.name for one in signature.parameters.values() if one.kind is inspect.Parameter.VAR_KEYWORD]
+    parameters = signature.parameters.values()
+    variadic = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.VAR_KEYWORD]
 
     @wraps(init)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -29,9 +30,9 @@ def _recording(init: Callable[..., None]) -> Callable[..., None]:
             raise TypeError(f"{type(self).__name__}: {error}") from None
         bound.apply_defaults()
         given = dict(list(bound.arguments.items())[1:])
-        for name in gathering:
+        for name in variadic:
             given |= given.pop(name)
-        known = self.__dict__.get("arguments", {})  # those of a subclass, whose constructor calls this one
+        known = self.__dict__.get("arguments", {})  # of a subclass whose constructor called this one
         object.__setattr__(self, "arguments", given | known)
         init(self, *args, **kwargs)
 

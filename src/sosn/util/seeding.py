@@ -1,4 +1,4 @@
-"""Random numbers by name: a generator for every purpose, the same for the same key on every run."""
+"""Random generators by key: the same key gives the same stream in every run."""
 
 import hashlib
 import operator
@@ -10,19 +10,19 @@ from sosn.errors import UsageError
 
 
 def generator(*key: str | int, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator whose stream depends on the key alone, for instance ("train", seed, step).
+    """Return a generator whose stream depends only on the key, for instance ("train", seed, step).
 
-    Keys replace state: what step 1,000 draws does not depend on steps 1 to 999, so a resumed run draws the same.
+    No state is carried over: step 1,000 draws the same numbers in a resumed run. Refuses keys other than strings and integers.
     """
     try:
-        plain = tuple(part if isinstance(part, str) else operator.index(part) for part in key)  # whole numbers of any kind
+        plain = tuple(part if isinstance(part, str) else operator.index(part) for part in key)  # any integer type
     except TypeError:
-        raise UsageError(f"the key of a generator is {key!r}; it is made of words and whole numbers") from None
+        raise UsageError(f"the key of a generator is {key!r}; it must consist of strings and whole numbers") from None
     digest = hashlib.blake2b(repr(plain).encode(), digest_size=8).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
 def check_generator(given: Any) -> None:
-    """Refuse a seed where a generator is wanted."""
+    """Raise UsageError if the argument is not a generator, but for example a seed."""
     if not isinstance(given, torch.Generator):
-        raise UsageError(f"generator is {given!r}; it takes a torch.Generator: sosn.generator('my episodes', 0) makes one")
+        raise UsageError(f"generator is {given!r}, not a torch.Generator: create one with sosn.generator('my episodes', 0)")

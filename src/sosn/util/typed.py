@@ -1,4 +1,4 @@
-"""Values from files and command lines, held against type annotations."""
+"""Values from files and the command line, checked against type annotations."""
 
 import inspect
 import tomllib
@@ -12,7 +12,7 @@ from sosn.util.spelling import nearest
 
 
 def parse(text: str) -> Any:
-    """What a word of the command line means: a TOML value where it is one, else itself."""
+    """Parse a word of the command line: as a TOML value if possible, else as text."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -20,7 +20,7 @@ def parse(text: str) -> Any:
 
 
 def coerce(value: Any, annotation: Any, where: str) -> Any:
-    """Return the value as the annotated type, or refuse it, naming the place. "none" stands for None where allowed."""
+    """Return the value as the annotated type; "none" means None if the type allows it. Refuses other types, naming where."""
     origin, choices = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         if value in choices:
@@ -48,13 +48,13 @@ def _describe(annotation: Any) -> str:
 
 
 def annotations(function: Callable[..., Any], *, without: Sequence[str] = ()) -> dict[str, Any]:
-    """Annotated parameters of a function or class, in their order."""
+    """Parameters of a function or class and their types, in order."""
     return {name: hint for name, hint in _annotated(function) if name not in without}
 
 
 @cache
 def _annotated(function: Callable[..., Any]) -> tuple[tuple[str, Any], ...]:
-    """Kept, since recipes ask for the same ones hundreds of times."""
+    """Cached, because recipes ask for the same functions hundreds of times."""
     found: dict[str, Any] = {}
     for target in _constructors(function):
         hints = get_type_hints(target)
@@ -63,36 +63,37 @@ def _annotated(function: Callable[..., Any]) -> tuple[tuple[str, Any], ...]:
 
 
 def _constructors(function: Callable[..., Any]) -> list[Callable[..., Any]]:
-    """The function, or of a class its constructor and, where that passes **options on, those of its bases; bases first."""
+    """The function itself; or the constructor of a class and, if it takes **options, of its bases, bases first."""
     if not inspect.isclass(function):
         return [function]
     found: list[Callable[..., Any]] = []
-    for kind in function.__mro__:
-        if "__init__" in kind.__dict__:
-            found.insert(0, kind.__dict__["__init__"])
-            kinds = [one.kind for one in inspect.signature(found[0]).parameters.values()]
+    for base in function.__mro__:
+        if "__init__" in base.__dict__:
+            found.insert(0, base.__dict__["__init__"])
+            kinds = [parameter.kind for parameter in inspect.signature(found[0]).parameters.values()]
             if inspect.Parameter.VAR_KEYWORD not in kinds:
                 break
     return found
 
 
 def _named(function: Callable[..., Any]) -> list[str]:
-    """Parameters of a function that have names of their own."""
-    gathered = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    return [one.name for one in inspect.signature(function).parameters.values() if one.kind not in gathered]
+    """Names of the parameters of a function, without *args and **kwargs."""
+    variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    parameters = inspect.signature(function).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind not in variadic]
 
 
 def defaults(function: Callable[..., Any]) -> dict[str, Any]:
-    """Default values of a function's or class's parameters."""
+    """Default values of the parameters of a function or class."""
     found: dict[str, Any] = {}
     for target in _constructors(function):
         parameters = inspect.signature(target).parameters.values()
-        found |= {one.name: one.default for one in parameters if one.default is not inspect.Parameter.empty}
+        found |= {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
     return found
 
 
 def check_options(given: Mapping[str, Any], known: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Hold a table against annotations: unknown names and ill-typed values are refused."""
+    """Check a table of options against their types. Refuses unknown names and values of a wrong type."""
     for name in given:
         if name not in known:
             raise UsageError(f"{where} has no key {name!r}{nearest(name, known)}; it has {', '.join(known)}")

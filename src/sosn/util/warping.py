@@ -1,4 +1,4 @@
-"""Images seen through windows that are turned, slanted, scaled or shifted."""
+"""Affine transformations of images."""
 
 import torch
 import torch.nn.functional as F
@@ -8,12 +8,12 @@ from sosn.util.precision import full
 
 
 def seen_through(images: Tensor, windows: Tensor) -> Tensor:
-    """What is seen of images (B, C, H, W) through windows (B, 2, 3), or (1, 2, 3) for all, in single precision or better.
+    """Transform images (B, C, H, W) by affine matrices (B, 2, 3), or one (1, 2, 3) for all, in float32 or better.
 
-    A window says where in an image each place comes from; places run from −1 to 1 along either side. Outside of an image its
-    border is repeated.
+    A matrix maps positions of the output to positions of the input, from −1 to 1 along each axis. Outside an image, its border
+    is repeated.
     """
-    wide = full(images)  # bf16 cannot tell neighbouring pixels apart
+    wide = full(images)  # bfloat16 cannot resolve neighbouring pixels
     with torch.autocast(images.device.type, enabled=False):
         grid = F.affine_grid(windows, [windows.shape[0], *images.shape[1:]], align_corners=False)
         grid = grid.expand(images.shape[0], -1, -1, -1)

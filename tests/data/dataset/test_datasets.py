@@ -26,7 +26,7 @@ SPLITS = ("train", "val", "test")
 
 
 @pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _temporary_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOSN_HOME", str(tmp_path / "home"))
 
 
@@ -82,7 +82,7 @@ def test_a_pickle_whose_labels_do_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="2 labels for 4 images"):
         prepare_dataset("mini-imagenet", tmp_path)
     dump(tmp_path / "mini-imagenet-cache-val.pkl", {"image_data": pixels(2, 84), "class_dict": {"n01532829": [0, 2]}})
-    with pytest.raises(DataError, match="class 'n01532829' row 2 of 2"):
+    with pytest.raises(DataError, match="row 2 for class 'n01532829', and only 2 rows"):
         prepare_dataset("mini-imagenet", tmp_path)
 
 
@@ -186,17 +186,17 @@ def cifar_100(root: Path) -> Path:
     names = sorted(name for names in SUPERCLASSES.values() for name in names.split())
     dump(root / "cifar-100-python" / "meta", {"fine_label_names": names})
     number = 0
-    for half, own in (("train", ["whale", "apple", "whale"]), ("test", ["whale", "otter"])):
-        data = np.zeros((len(own), 3, 32, 32), np.uint8)
+    for half, classes in (("train", ["whale", "apple", "whale"]), ("test", ["whale", "otter"])):
+        data = np.zeros((len(classes), 3, 32, 32), np.uint8)
         for row in data:
             row[0, :, :16] = 10 * number
             number += 1
-        labels = [names.index(name) for name in own]
-        dump(root / "cifar-100-python" / half, {b"data": data.reshape(len(own), 3072), b"fine_labels": labels})
+        labels = [names.index(name) for name in classes]
+        dump(root / "cifar-100-python" / half, {b"data": data.reshape(len(classes), 3072), b"fine_labels": labels})
     return root
 
 
-def test_cifar_100s_own_files_give_both_datasets(tmp_path: Path) -> None:
+def test_cifar_100_files_contain_both_datasets(tmp_path: Path) -> None:
     root = cifar_100(tmp_path / "source")
     prepare_dataset("cifar-fs", root)
     prepare_dataset("fc100", root)

@@ -49,7 +49,7 @@ def test_splits_by_class_are_disjoint_and_exhaustive_with_a_fifth_each_for_val_a
     assert set.union(*parts) == {f"class{n}" for n in range(10)}
 
 
-def test_a_class_keeps_its_own_images_in_every_split(ten_classes: Path) -> None:
+def test_a_class_keeps_its_images_in_every_split(ten_classes: Path) -> None:
     for split in SPLITS:
         bank = open_small(ten_classes, split)
         for name in bank.names:
@@ -87,7 +87,7 @@ def test_open_bank_reads_a_folder_by_its_name_and_path(ten_classes: Path) -> Non
     assert bank.images.dtype == torch.uint8
 
 
-def test_a_folder_takes_only_its_own_options() -> None:
+def test_a_folder_refuses_options_of_other_datasets() -> None:
     wanted = {"size", "channels", "split_seed", "val_share", "test_share", "max_pixels"}
     assert set(dataset_options("folder:anywhere")) == wanted
 
@@ -107,10 +107,10 @@ def refusal(root: Path, split: str = "train") -> str:
     return str(refused.value)
 
 
-def test_a_missing_folder_is_refused_by_path_saying_what_to_give(tmp_path: Path) -> None:
+def test_a_missing_folder_is_refused_with_its_path(tmp_path: Path) -> None:
     message = refusal(tmp_path / "nowhere")
     assert str(tmp_path / "nowhere") in message
-    assert "give one that holds a folder of images for each class" in message
+    assert "pass one that has a folder of images for each class" in message
 
 
 def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_file_in_place_of_a_folder_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("inside", ["", "train"])
-def test_a_folder_without_classes_is_refused_by_path_saying_what_it_needs(tmp_path: Path, inside: str) -> None:
+def test_a_folder_without_classes_is_refused(tmp_path: Path, inside: str) -> None:
     (tmp_path / inside).mkdir(exist_ok=True)
     message = refusal(tmp_path)
     assert repr(str(tmp_path / inside)) in message
@@ -135,7 +135,7 @@ def test_an_empty_class_is_refused_by_name_and_path_with_the_way_out(tmp_path: P
     assert "add some or remove the folder" in message
 
 
-def test_a_missing_split_is_refused_saying_which_there_are(tmp_path: Path) -> None:
+def test_a_missing_split_is_refused_with_the_existing_splits(tmp_path: Path) -> None:
     make_classes(tmp_path / "train", ["ant"])
     make_classes(tmp_path / "test", ["bee"])
     with pytest.raises(MissingSplitError) as refused:
@@ -150,7 +150,7 @@ def test_too_few_classes_for_a_split_are_refused_with_the_way_out(tmp_path: Path
         open_small(tmp_path / "photos", "val")
 
 
-def test_an_unknown_split_is_refused_with_those_there_are(ten_classes: Path) -> None:
+def test_an_unknown_split_is_refused_with_the_existing_splits(ten_classes: Path) -> None:
     with pytest.raises(UsageError, match="split is 'dev'; choose train, val or test"):
         open_small(ten_classes, "dev")
 
@@ -204,9 +204,7 @@ def empty_file(file: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [truncated_jpeg, truncated_png, damaged_png, png_with_a_broken_chunk, text_file, empty_file])
-def test_a_file_that_is_no_whole_image_is_refused_by_path_with_the_way_out(
-    tmp_path: Path, spoil: Callable[[Path], None]
-) -> None:
+def test_a_damaged_file_is_refused_with_its_path_and_advice(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     make_classes(tmp_path / "train", ["ant", "bee"])
     bad = tmp_path / "train" / "bee" / "bad.jpg"
     spoil(bad)
@@ -274,7 +272,7 @@ def test_colour_becomes_grey_by_luma_and_grey_becomes_colour_by_repetition(tmp_p
     ],
     ids=range(1, 9),
 )
-def test_an_image_is_turned_as_its_exif_orientation_says(tmp_path: Path, orientation: int, upright: Pixels) -> None:
+def test_an_image_is_rotated_by_its_exif_orientation(tmp_path: Path, orientation: int, upright: Pixels) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     Image.fromarray(GREY).save(tmp_path / "turned.png", exif=exif)
@@ -381,7 +379,7 @@ def test_a_dataset_without_a_place_takes_none() -> None:
 def test_a_class_in_two_splits_is_refused(tmp_path: Path) -> None:
     for split in ("train", "test"):
         make_classes(tmp_path / split, ["shared", split])
-    with pytest.raises(DataError, match="class 'shared' stands in train and in test"):
+    with pytest.raises(DataError, match="class 'shared' is in train and in test"):
         folder(str(tmp_path), "train")
 
 
@@ -414,23 +412,23 @@ def test_a_list_without_splits_is_split_by_class(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "expected"),
     [
         (["file,label", "{file},a"], "path and label are needed"),
         (["path,label,split", "{file},a,training"], "line 2"),
         (["path,label", "{file},"], "line 2"),
-        (["path,label,split", "{file},a,train", "{file},a,test"], "class 'a' stands in train and in test"),
+        (["path,label,split", "{file},a,train", "{file},a,test"], "class 'a' is in train and in test"),
         (["path,label,split", "nowhere.png,a,train"], "nowhere.png"),
     ],
 )
-def test_a_bad_list_is_refused(tmp_path: Path, rows: list[str], said: str) -> None:
-    with pytest.raises(DataError, match=said):
+def test_a_bad_list_is_refused(tmp_path: Path, rows: list[str], expected: str) -> None:
+    with pytest.raises(DataError, match=expected):
         folder(write_list(tmp_path, rows), "train", size=8)
     with pytest.raises(DataError, match="there is no file"):
         folder(str(tmp_path / "missing.csv"))
 
 
-def test_files_that_are_no_images_by_name_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_files_without_an_image_extension_are_skipped_and_counted(tmp_path: Path) -> None:
     make_classes(tmp_path / "train", ["ant", "bee"])
     for name in ("ant/Thumbs.db", "bee/notes.txt"):
         (tmp_path / "train" / name).write_text("not an image")
@@ -448,7 +446,7 @@ def test_a_class_more_moves_few_of_the_others(tmp_path: Path) -> None:
 
 def test_images_one_folder_too_deep_are_pointed_out(tmp_path: Path) -> None:
     make_classes(tmp_path / "photos" / "animals", ["ant", "bee"])
-    assert "give the folder whose folders hold images" in refusal(tmp_path / "photos")
+    assert "pass the folder whose folders contain images" in refusal(tmp_path / "photos")
 
 
 # Animated and huge images
@@ -478,7 +476,7 @@ def test_the_way_out_of_the_limit_exists_where_it_is_named(ten_classes: Path, tm
         read_image(tmp_path / "a.png", 4, 1, max_pixels=1000)
 
 
-def test_a_raised_limit_goes_beyond_pillows_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_raised_limit_exceeds_the_limit_of_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 400)
     Image.new("1", (9000, 6000)).save(tmp_path / "wide.png")
     with pytest.raises(DataError, match=r"cannot be read|is the limit"):

@@ -118,7 +118,7 @@ def test_nearest_pixels_is_well_above_chance_and_far_from_perfect(way: int, shot
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"alphabets": 9}, "alphabets is 9; 10 or more"),
         ({"characters": 0}, "characters is 0; it must be 1 or more"),
@@ -127,12 +127,12 @@ def test_nearest_pixels_is_well_above_chance_and_far_from_perfect(way: int, shot
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )
-def test_sizes_too_small_are_refused_by_name_with_the_least_allowed(options: dict[str, int], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_sizes_too_small_are_refused_by_name_with_the_least_allowed(options: dict[str, int], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         open_bank("glyphs", "train", **options)
 
 
-def test_an_unknown_split_is_refused_with_those_there_are() -> None:
+def test_an_unknown_split_is_refused_with_the_existing_splits() -> None:
     with pytest.raises(UsageError, match="split is 'dev'; glyphs have train, val and test"):
         glyphs("dev")
 

@@ -24,7 +24,7 @@ PROTOCOL_2: dict[str, Any] = {"train_domain": "source", "test_domain": "target",
 
 
 @pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _temporary_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOSN_HOME", str(tmp_path / "home"))
 
 
@@ -56,14 +56,14 @@ def test_rel_and_rlc_are_one_exhibition(tmp_path: Path) -> None:
     assert [places(bank) for bank in banks] == [{"rlc"}, {"rlc"}, {"rlc", "shx"}, {"rlc", "shx"}]
 
 
-def test_a_class_with_one_photo_cannot_be_split_and_is_left_out_with_a_count(tmp_path: Path) -> None:
+def test_classes_with_one_photo_are_skipped_and_counted(tmp_path: Path) -> None:
     prepare_dataset("open-mic", trees.crops(tmp_path / "crops", exhibitions=("clk", "gls", "scl")), 8)
     bank = sosn.open_bank("open-mic", "test", train="p1", test="p2", size=8)
     with pytest.raises(DataError, match=r"clk/0005.*1 groups"):
         EpisodeSampler(bank, 5, 1, 2)
-    said: list[str] = []
-    bank = leave_out_small(bank, "test", 1, 2, said.append)
-    assert said == ["3 of 18 test classes have too few images for 1-shot with 2 queries and are left out"]
+    messages: list[str] = []
+    bank = leave_out_small(bank, "test", 1, 2, messages.append)
+    assert messages == ["skipped 3 of 18 test classes with too few images for 1-shot with 2 queries"]
     episode = EpisodeSampler(bank, 5, 1, 2).draw(50, sosn.generator("test"))
     crop = (episode.support[:, :, 0, 2, 4, 4] // 20).flatten()  # the photo's number
     assert bool((crop.repeat_interleave(2) != (episode.query[:, :, 2, 4, 4] // 20).flatten()).all())
@@ -102,7 +102,7 @@ def test_hdf5_files_are_joined_with_their_labels_renumbered(tmp_path: Path) -> N
     assert bank.images[-1, :, 4, 4].tolist() == list(trees.colour(8, 2, 3, 0))
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "crops_shn.hd5").write_bytes(b"no HDF5")
-    with pytest.raises(DataError, match=r"crops_shn.hd5.* is not read as HDF5"):
+    with pytest.raises(DataError, match=r"crops_shn.hd5.* cannot be read as HDF5"):
         scan_open_mic(tmp_path / "bad")
 
 
@@ -148,7 +148,7 @@ def test_lists_that_do_not_fit_the_crops_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"source.txt.* lists .*absent_crop1"):
         scan_open_mic(root)
     listed.write_text(good + good.splitlines()[0][:-1] + "7\n")
-    with pytest.raises(DataError, match="has the labels shn/0000 and shn/0007"):
+    with pytest.raises(DataError, match="has two labels, shn/0000 and shn/0007"):
         scan_open_mic(root)
     listed.write_text(good)
     photo = root / good.split()[0]
@@ -204,7 +204,7 @@ def test_a_model_carries_the_mean_image_of_its_training_photos(tmp_path: Path) -
     assert channel.preprocessing.mean.flatten().tolist() == pytest.approx(bank.mean_std()[0])
 
 
-def test_open_mic_is_shown_without_the_classes_that_are_too_small(tmp_path: Path) -> None:
+def test_open_mic_skips_classes_that_are_too_small(tmp_path: Path) -> None:
     prepare_dataset("open-mic", trees.crops(tmp_path / "crops", exhibitions=("shn", "hon", "clv")), 84)
     done = CliRunner().invoke(app, ["data", "show", "open-mic", "--out", str(tmp_path / "sheets")])
     assert done.exit_code == 0, done.output

@@ -80,7 +80,7 @@ def test_a_hostile_pickle_is_refused_by_the_name_of_what_it_asks_for_and_nothing
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.pkl").write_bytes(pickle.dumps({"data": PIXELS, "extra": bomb}, protocol))
-    with pytest.raises(DataError, match=rf"bad\.pkl' is not read .* asks for {named}"):
+    with pytest.raises(DataError, match=rf"bad\.pkl' cannot be read .* refers to {named}"):
         read_pickle(tmp_path / "bad.pkl")
     assert [path.name for path in tmp_path.iterdir()] == ["bad.pkl"]
 
@@ -129,11 +129,11 @@ def test_without_h5py_an_hdf5_file_is_refused_with_how_to_get_it(tmp_path: Path,
 
 def test_pixels_that_are_not_bytes_and_missing_columns_are_refused(tmp_path: Path) -> None:
     (tmp_path / "floats.pkl").write_bytes(pickle.dumps({"data": PIXELS.astype(np.float32)}))
-    with pytest.raises(DataError, match=r"float32 pixels; uint8 is needed"):
+    with pytest.raises(DataError, match=r"float32 pixels; they must be uint8"):
         arrays.read_row(str(tmp_path / "floats.pkl"), 0, 8, 3)
     (tmp_path / "other.pkl").write_bytes(pickle.dumps({"pixels": PIXELS}))
-    with pytest.raises(DataError, match="holds pixels; image_data or data or images is needed"):
+    with pytest.raises(DataError, match="has the columns pixels; it needs image_data or data or images"):
         arrays.images(tmp_path / "other.pkl")
     (tmp_path / "noise.pkl").write_bytes(pickle.dumps([bytes(3072)]))  # as long as a row of CIFAR's, and no image
-    with pytest.raises(DataError, match=r"row 0 of .*noise\.pkl' is no image"):
+    with pytest.raises(DataError, match=r"row 0 of .*noise\.pkl' is not an image"):
         arrays.read_row(str(tmp_path / "noise.pkl"), 0, 8, 3)

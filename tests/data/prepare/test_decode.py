@@ -37,7 +37,7 @@ if __name__ == "__main__":
 
 
 @pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _temporary_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOSN_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(store, "BATCH", 2)
 
@@ -68,7 +68,7 @@ def prepare(photos: list[store.Entry], progress: Callable[[int, int], None] | No
 
 
 @pytest.mark.usefixtures("_processes")
-def test_processes_keep_the_central_share_that_is_asked_for_and_the_limit_on_pixels(tmp_path: Path) -> None:
+def test_processes_apply_the_crop_and_the_pixel_limit(tmp_path: Path) -> None:
     framed = Image.new("RGB", (16, 16), (0, 0, 0))
     framed.paste((200, 100, 50), (4, 4, 12, 12))
     framed.save(tmp_path / "framed.png")
@@ -129,16 +129,14 @@ def test_a_process_that_is_killed_is_an_error_and_loses_nothing(photos: list[sto
     assert sorted(set(prepare(many))) == list(range(11))
 
 
-def test_processes_are_for_many_images_in_files_of_their_own_and_several_cores(
-    photos: list[store.Entry], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_decode_many_image_files_on_several_cores(photos: list[store.Entry], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "IMAGES", 11)
     monkeypatch.setattr(decode, "cores", lambda: decode.CORES)
-    assert decode.pays(photos)
-    assert not decode.pays(photos[1:])
-    assert not decode.pays([*photos, store.Entry("train", "one", "many.npz", row=0)])
+    assert decode.processes_are_faster(photos)
+    assert not decode.processes_are_faster(photos[1:])
+    assert not decode.processes_are_faster([*photos, store.Entry("train", "one", "many.npz", row=0)])
     monkeypatch.setattr(decode, "cores", lambda: decode.CORES - 1)
-    assert not decode.pays(photos)
+    assert not decode.processes_are_faster(photos)
 
 
 def test_a_process_that_decodes_does_without_pytorch() -> None:

@@ -24,7 +24,7 @@ from sosn.reproduce.omniglot import OVERLAP
 
 
 @pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _temporary_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOSN_HOME", str(tmp_path / "home"))
 
 
@@ -77,7 +77,7 @@ def test_omniglot_folders_become_a_bank_with_the_vinyals_splits(tmp_path: Path) 
     assert torch.equal(bank.images[0, 0], torch.from_numpy(expected.copy()))
 
 
-def test_rotations_are_training_classes_of_their_own(tmp_path: Path) -> None:
+def test_rotations_are_new_training_classes(tmp_path: Path) -> None:
     prepare_dataset("omniglot", omniglot_tree(tmp_path / "source"))
     plain, turned = (sosn.open_bank("omniglot", "train", rotations=wanted) for wanted in (False, True))
     assert len(turned.names) == 4 * len(plain.names)
@@ -88,7 +88,7 @@ def test_rotations_are_training_classes_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("split", ["train", "val", "test"])
-def test_classes_of_all_splits_are_turned_where_that_is_asked_for(tmp_path: Path, split: str) -> None:
+def test_all_rotations_rotates_the_classes_of_all_splits(tmp_path: Path, split: str) -> None:
     prepare_dataset("omniglot", omniglot_tree(tmp_path / "source"))
     plain, turned = (sosn.open_bank("omniglot", split, all_rotations=wanted) for wanted in (False, True))
     assert turned.names == tuple(f"{name}{angle}" for angle in ("", "@90", "@180", "@270") for name in plain.names)
@@ -136,7 +136,7 @@ def test_archives_cannot_write_outside_their_folder(tmp_path: Path) -> None:
         unpack(tmp_path / "broken.zip", tmp_path / "unpacked")
 
 
-def test_mini_imagenet_trees_keep_their_splits_and_a_missing_one_is_said(tmp_path: Path) -> None:
+def test_mini_imagenet_trees_keep_their_splits_and_report_a_missing_split(tmp_path: Path) -> None:
     done = prepare_dataset("mini-imagenet", mini_tree(tmp_path / "source"))
     assert done["splits"] == {"train": {"classes": 2, "images": 6}, "val": {"classes": 2, "images": 6}}
     assert done["missing"] == ["test"]
@@ -174,9 +174,9 @@ def test_preparing_goes_on_where_it_was_interrupted(tmp_path: Path, monkeypatch:
     with pytest.raises(DataError, match="not prepared"):
         sosn.open_bank("mini-imagenet", "train")
     files[7].write_bytes(good)
-    seen: list[int] = []
-    prepare_dataset("mini-imagenet", source, progress=lambda done, _: seen.append(done))
-    assert seen == [8, 10, 12]
+    counts: list[int] = []
+    prepare_dataset("mini-imagenet", source, progress=lambda done, _: counts.append(done))
+    assert counts == [8, 10, 12]
     expected = [int(Image.open(file).getpixel((0, 0))[0]) for file in files]  # type: ignore[index]
     images = np.load(tmp_path / "home" / "mini-imagenet-84" / "images.npy")
     assert images[:, 0, 0, 0].tolist() == expected
@@ -207,7 +207,7 @@ def test_groups_of_entries_reach_the_sampler(tmp_path: Path) -> None:
 def test_wrong_sources_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="did you mean 'omniglot'"):
         prepare_dataset("omniglott", tmp_path)
-    with pytest.raises(DataError, match="there is no"):
+    with pytest.raises(DataError, match="does not exist"):
         prepare_dataset("omniglot", tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="no images of omniglot"):
@@ -232,7 +232,7 @@ def test_a_check_finds_what_is_wrong_in_a_folder(tmp_path: Path) -> None:
     assert places["unreadable"] == (str(files[9]),)
     assert places["tiny class"] == ("train/lonely",)
     assert places["identical across splits"] == (str(files[0]), str(files[6]))
-    with pytest.raises(UsageError, match="no folder"):
+    with pytest.raises(UsageError, match="is not a prepared dataset, a folder or a CSV"):
         check(str(tmp_path / "nowhere"))
 
 
@@ -299,7 +299,9 @@ def test_photos_of_many_sizes_and_notes_beside_them_are_nothing_wrong(tmp_path: 
     Image.new("RGB", (20, 20), (9, 0, 0)).save(tmp_path / "stray.png")
     findings, images = check(f"folder:{tmp_path}")
     assert images == 4
-    assert ("left out", ("stray.png",), "in no folder of a class") in {(one.kind, one.where, one.detail) for one in findings}
+    assert ("left out", ("stray.png",), "not in a class folder") in {
+        (found.kind, found.where, found.detail) for found in findings
+    }
 
 
 def test_a_csv_is_checked_like_a_folder(tmp_path: Path) -> None:
@@ -309,16 +311,16 @@ def test_a_csv_is_checked_like_a_folder(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("\n".join(lines), "utf-8")
     findings, images = check(str(tmp_path / "mine.csv"))
     assert images == 5
-    told = {finding.kind: [Path(name).name for name in finding.where] for finding in findings}
-    assert told["unreadable"] == ["no.png"]
-    assert told["tiny class"] == ["cat"]
+    found = {finding.kind: [Path(name).name for name in finding.where] for finding in findings}
+    assert found["unreadable"] == ["no.png"]
+    assert found["tiny class"] == ["cat"]
     assert {finding.where[0][-5:] for finding in findings if finding.kind == "identical"} == {"0.png", "2.png"}
     (tmp_path / "mine.csv").write_text("path,label\n", "utf-8")
-    with pytest.raises(DataError, match="names no images"):
+    with pytest.raises(DataError, match="lists no images"):
         check(str(tmp_path / "mine.csv"))
     with pytest.raises(DataError, match="there is no file"):
         check("nowhere.csv")
-    with pytest.raises(UsageError, match="no folder and no CSV 'nowhere'"):
+    with pytest.raises(UsageError, match="'nowhere' is not a prepared dataset, a folder or a CSV"):
         check("nowhere")
 
 

@@ -1,4 +1,4 @@
-"""Datasets by name: each opens as a Bank."""
+"""Datasets by name. Each opens as a Bank."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,9 +32,9 @@ DATASETS: dict[str, Callable[..., Bank]] = {
 
 
 def register_dataset(name: str) -> Callable[[Opener], Opener]:
-    """Make a dataset known by a name, for recipes and open_bank; a decorator of the function that opens it.
+    """Decorator: register a function that opens a dataset under a name, for recipes and open_bank.
 
-    The function takes split ("train", "val" or "test") and its own options, each with a type and a default, and returns a Bank.
+    The function takes split ("train", "val" or "test") and options, each with a type and a default, and returns a Bank.
     """
 
     def register(opener: Opener) -> Opener:
@@ -45,35 +45,37 @@ def register_dataset(name: str) -> Callable[[Opener], Opener]:
 
 
 def _find(name: str) -> tuple[Callable[..., Bank], tuple[str, ...]]:
-    """The function that opens a dataset, and its place if the name carries one (folder:PATH)."""
+    """Return the function that opens a dataset, and the path if the name has one (folder:PATH). Refuses an unknown name."""
     if not isinstance(name, str):
-        raise UsageError(f"a dataset is named in words, not by {type(name).__name__}: write for instance glyphs or folder:PATH")
-    kind, _, place = name.partition(":")
-    if kind not in DATASETS and Path(name).exists():
-        raise UsageError(f"there is no dataset {name!r}; for the images of that folder or list write folder:{name}")
-    if kind not in DATASETS:
-        raise UsageError(f"there is no dataset {name!r}{nearest(kind, DATASETS)}; there are {', '.join(DATASETS)}")
-    if bool(place) != (kind == "folder"):
         raise UsageError(
-            "write folder:PATH, with the folder that holds your classes"
-            if kind == "folder"
-            else f"{kind!r} takes no ':{place}'"
+            f"the name of a dataset is a string, not {type(name).__name__}: write, for example, glyphs or folder:PATH"
         )
-    return DATASETS[kind], (place,) if place else ()
+    dataset, _, place = name.partition(":")
+    if dataset not in DATASETS and Path(name).exists():
+        raise UsageError(f"there is no dataset {name!r}; to use that folder or CSV, write folder:{name}")
+    if dataset not in DATASETS:
+        raise UsageError(f"there is no dataset {name!r}{nearest(dataset, DATASETS)}; choose one of {', '.join(DATASETS)}")
+    if bool(place) != (dataset == "folder"):
+        raise UsageError(
+            "write folder:PATH, with the folder of your class folders"
+            if dataset == "folder"
+            else f"{dataset!r} takes no ':{place}'"
+        )
+    return DATASETS[dataset], (place,) if place else ()
 
 
 def dataset_opener(name: str) -> Callable[..., Bank]:
-    """The function that opens a dataset."""
+    """Return the function that opens a dataset."""
     return _find(name)[0]
 
 
 def dataset_options(name: str) -> dict[str, Any]:
-    """Options of a dataset and their types."""
+    """Return the options of a dataset and their types."""
     return annotations(_find(name)[0], without=("path", "split", "return"))
 
 
 def open_bank(name: str, split: str, min_images: int = 0, **options: Any) -> Bank:
-    """A split of a dataset, by name."""
+    """Open a split of a dataset by name. min_images: skip classes with fewer images. Refuses unknown names and options."""
     opener, place = _find(name)
     bank = opener(*place, split=split, **check_options(options, dataset_options(name), name))
     return bank.with_at_least(min_images) if min_images else bank

@@ -1,4 +1,4 @@
-"""CIFAR-FS and FC100: CIFAR-100's 100 classes of 600 pictures, 32×32, in two few-shot splits."""
+"""CIFAR-FS and FC100: the 100 classes of CIFAR-100, 600 images of 32×32 each, in two few-shot splits."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -49,23 +49,23 @@ _SUPERCLASS = {name: broad for broad, names in SUPERCLASSES.items() for name in 
 
 
 def cifar_fs_split(name: str) -> str:
-    """Split of a class in CIFAR-FS, drawn at random by its authors (Bertinetto et al., 2019): 64, 16 and 20 classes."""
+    """Return the CIFAR-FS split of a class, drawn at random by its authors (Bertinetto et al., 2019): 64, 16 and 20 classes."""
     return "val" if name in CIFAR_FS_VAL else "test" if name in CIFAR_FS_TEST else "train"
 
 
 def fc100_split(name: str) -> str:
-    """Split of a class in FC100, by superclass (Oreshkin et al., 2018): 60, 20 and 20 classes."""
+    """Return the FC100 split of a class, by superclass (Oreshkin et al., 2018): 60, 20 and 20 classes."""
     broad = _SUPERCLASS[name]
     return "val" if broad in FC100_VAL else "test" if broad in FC100_TEST else "train"
 
 
 def scan_cifar_fs(root: Path) -> list[Entry]:
-    """cifar-100-python, folders of PNGs called after the classes, or CIFAR_FS_{train,val,test}.pickle."""
+    """List the images of cifar-100-python, of PNG folders named by class, or of CIFAR_FS_{train,val,test}.pickle."""
     return _scan(root, cifar_fs_split, "CIFAR_FS")
 
 
 def scan_fc100(root: Path) -> list[Entry]:
-    """cifar-100-python, folders of PNGs called after the classes, or FC100_{train,val,test}.pickle."""
+    """List the images of cifar-100-python, of PNG folders named by class, or of FC100_{train,val,test}.pickle."""
     return _scan(root, fc100_split, "FC100")
 
 
@@ -79,7 +79,7 @@ def _scan(root: Path, split_of: Callable[[str], str], pickles: str) -> list[Entr
         return [Entry(split_of(file.parent.name), file.parent.name, str(file)) for file in pictures]
     names = {name: number for number, name in enumerate(arrays.column(metas[0], "fine_label_names"))}
     entries: list[Entry] = []
-    for half in ("train", "test"):  # CIFAR-100's own, both used whole
+    for half in ("train", "test"):  # CIFAR-100's splits, both used completely
         path = metas[0].with_name(half)
         labels = arrays.column(path, "fine_labels")
         for row, name in enumerate(numbered_classes(path, labels, names, len(arrays.images(path)))):
@@ -88,10 +88,10 @@ def _scan(root: Path, split_of: Callable[[str], str], pickles: str) -> list[Entr
 
 
 def cifar_fs(split: str = "train", size: int = 32) -> Bank:
-    """Small colour pictures: 64 train, 16 val and 20 test classes, split at random."""
+    """Small colour images: 64 train, 16 val and 20 test classes, split at random."""
     return open_splits("cifar-fs", split, size)
 
 
 def fc100(split: str = "train", size: int = 32) -> Bank:
-    """Small colour pictures: 60 train, 20 val and 20 test classes, split by superclass."""
+    """Small colour images: 60 train, 20 val and 20 test classes, split by superclass."""
     return open_splits("fc100", split, size)

@@ -9,7 +9,7 @@ from sosn.data.prepare.store import Entry
 
 
 def scan_cub(root: Path) -> list[Entry]:
-    """images/NNN.Name/*.jpg. Counting from 0, even classes are train, and odd ones val and test in turn."""
+    """List images/NNN.Name/*.jpg. Counting from 0, even classes are train; odd classes alternate between val and test."""
     entries = []
     for file in root.rglob("images/*/*"):
         number = re.match(r"(\d{3})\.", file.parent.name)
@@ -20,5 +20,5 @@ def scan_cub(root: Path) -> list[Entry]:
 
 
 def cub(split: str = "train", size: int = 84) -> Bank:
-    """Photos of birds, colour, whole images squeezed to a square: 100 train, 50 val and 50 test classes."""
+    """Colour photos of birds, resized to a square without cropping: 100 train, 50 val and 50 test classes."""
     return open_splits("cub", split, size)

@@ -1,8 +1,7 @@
-"""Hand-drawn-looking characters made by code: the embedded default dataset.
+"""Glyphs: synthetic handwritten characters, the default dataset.
 
-Every alphabet has a style; every character of it is a small program of strokes; every drawing of a character runs that
-program with another hand (slant, size, wobble, strokes that miss their mark) and another pen (width, ink). Synthetic, and
-always called so. The same seed gives the same images.
+Every alphabet has a style. Every character is a small program of strokes. Every drawing runs that program with random
+handwriting (slant, size, wobble, displaced strokes) and a random pen (width, ink). The same seed gives the same images.
 """
 
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from sosn.data.bank import Bank
 from sosn.errors import UsageError
 from sosn.util.seeding import generator
 
-STROKES, CONTROLS, POINTS = 5, 5, 72  # most strokes a character, control points a stroke, points drawn along it
+STROKES, CONTROLS, POINTS = 5, 5, 72  # most strokes per character, control points and drawn points per stroke
 
 
 def glyphs(
@@ -25,7 +24,7 @@ def glyphs(
     size: int = 28,
     seed: int = 0,
 ) -> Bank:
-    """Characters of generated alphabets, grey, dark ink on white: 60% of the alphabets are train, 10% val, 30% test.
+    """Synthetic characters, grey, dark on white: 60% of the alphabets are train, 10% val, 30% test.
 
     Classes are named Alphabet/characterNN, and no alphabet is in two splits.
     """
@@ -49,7 +48,7 @@ def glyphs(
 
 @dataclass(frozen=True)
 class Strokes:
-    """Drawings: points (B, S, T, 2) on strokes, in 0…1; drawn (B, S): which strokes exist; pen, ink (B,): width, darkness."""
+    """Drawings. points: (B, S, T, 2) along strokes, in 0…1; drawn: (B, S) existing strokes; pen, ink: (B,) width, darkness."""
 
     points: Tensor
     drawn: Tensor
@@ -57,11 +56,11 @@ class Strokes:
     ink: Tensor
 
     def render(self, size: int) -> Tensor:
-        """uint8 images (B, 1, size, size): darkness falls off at the pen's edge, over one pixel."""
+        """Render uint8 images (B, 1, size, size), with edges of the pen smoothed over one pixel."""
         axis = (torch.arange(size) + 0.5) / size
         nearest = torch.full((len(self.points), size, size), torch.inf)  # squared distance to the nearest point
         for stroke in range(self.points.shape[1]):
-            for rows in self.drawn[:, stroke].nonzero().squeeze(1).split(32):  # so many fit in the cache
+            for rows in self.drawn[:, stroke].nonzero().squeeze(1).split(32):  # fits in the cache
                 x, y = (self.points[rows, stroke, :, None] - axis.view(-1, 1)).square().unbind(-1)  # (rows, T, size)
                 distance = (x.unsqueeze(2) + y.unsqueeze(3)).amin(1)
                 nearest[rows] = torch.minimum(nearest[rows], distance)
@@ -70,7 +69,7 @@ class Strokes:
 
 
 def draw_alphabet(characters: int, drawings: int, draw: torch.Generator) -> Strokes:
-    """Every drawing of every character of one alphabet, character by character."""
+    """Draw all drawings of all characters of one alphabet, character by character."""
 
     def uniform(*shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
         return low + (high - low) * torch.rand(shape, generator=draw)
@@ -106,12 +105,12 @@ def draw_alphabet(characters: int, drawings: int, draw: torch.Generator) -> Stro
         move = torch.where(joined[:, stroke, None], anchor - program[:, stroke, 0], 0.0)
         program[:, stroke] += move.unsqueeze(1)
     program = _fit(program, drawn)
-    # The hand and the pen of every drawing.
+    # The handwriting and the pen of every drawing.
     total = characters * drawings
     program, drawn = program.repeat_interleave(drawings, 0), drawn.repeat_interleave(drawings, 0)
     reach = (program.amax(2, keepdim=True) - program.amin(2, keepdim=True)).norm(dim=-1, keepdim=True)
     controls = program + normal(total, STROKES, CONTROLS, 2, spread=0.045) * reach.clamp(0.15, 1)  # wobble
-    controls = controls + normal(total, STROKES, 1, 2, spread=0.045)  # strokes miss their mark
+    controls = controls + normal(total, STROKES, 1, 2, spread=0.045)  # displaced strokes
     centre = controls.mean(2, keepdim=True)
     controls = centre + (controls - centre) * (1 + normal(total, STROKES, 1, 1, spread=0.12))
     angle = normal(total, 1, 1, spread=0.16)
@@ -129,10 +128,10 @@ def draw_alphabet(characters: int, drawings: int, draw: torch.Generator) -> Stro
 
 
 def _fit(program: Tensor, drawn: Tensor) -> Tensor:
-    """Scale and move each character to fill the unit square, without bending it: (B, S, C, 2) → same."""
-    shown = drawn[:, :, None, None]
-    low = torch.where(shown, program, torch.inf).amin((1, 2), keepdim=True)
-    high = torch.where(shown, program, -torch.inf).amax((1, 2), keepdim=True)
+    """Scale and move each character to fill the unit square, keeping its aspect ratio. The shape (B, S, C, 2) is kept."""
+    mask = drawn[:, :, None, None]
+    low = torch.where(mask, program, torch.inf).amin((1, 2), keepdim=True)
+    high = torch.where(mask, program, -torch.inf).amax((1, 2), keepdim=True)
     extent = (high - low).amax(-1, keepdim=True).clamp_min(0.2)
     return (program - (low + high) / 2) / extent + 0.5
 
@@ -149,7 +148,7 @@ def _spline(controls: Tensor) -> Tensor:
 
 
 def alphabet_names(count: int, seed: int) -> list[str]:
-    """Distinct pronounceable names."""
+    """Return distinct pronounceable names."""
     draw = generator("glyph names", seed)
     starts, middles = (
         ["B", "D", "F", "G", "H", "K", "L", "M", "N", "P", "R", "S", "T", "V", "Z", "Sh", "Th"],

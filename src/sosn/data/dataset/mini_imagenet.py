@@ -21,11 +21,11 @@ PICKLES = (
 
 
 def scan_mini_imagenet(root: Path) -> list[Entry]:
-    """Lists train.csv, val.csv and test.csv (filename,label) with images, train|val|test/WNID/*.jpg trees, or pickles.
+    """List the images of train|val|test/WNID/*.jpg trees, of pickles, or of train.csv, val.csv and test.csv (filename,label).
 
-    The lists go with files of the names they hold, or with ImageNet's own, WNID_NUMBER.JPEG: a listed n0153282900000005.jpg
-    is the fifth image of class n01532829, its files in the order of their numbers, as the generators in use take it. The
-    class must be whole for that. Pickles are mini-imagenet-cache-*.pkl and miniImageNet_category_split_*.pickle.
+    The CSVs may list existing file names. Or the files are ImageNet's, WNID_NUMBER.JPEG: n0153282900000005.jpg is then the
+    fifth file of class n01532829 in the order of the numbers, as in the common generators, so the class must be complete.
+    Pickles are mini-imagenet-cache-*.pkl and miniImageNet_category_split_*.pickle.
     """
     lists = [path for path in sorted(root.rglob("*.csv")) if path.stem in SPLITS]
     if lists:
@@ -33,7 +33,7 @@ def scan_mini_imagenet(root: Path) -> list[Entry]:
     entries = split_trees(root, "n*")
     if len({entry.label for entry in entries}) > CLASSES:
         raise DataError(
-            f"{str(root)!r} holds more than {CLASSES} classes, all of ImageNet: put train.csv, val.csv, test.csv there"
+            f"{str(root)!r} has more than {CLASSES} classes, like all of ImageNet: add train.csv, val.csv and test.csv"
         )
     for names in PICKLES:
         if not entries:
@@ -61,14 +61,14 @@ def _from_lists(root: Path, lists: list[Path]) -> list[Entry]:
 
 
 def _files(root: Path, names: set[str], classes: set[str]) -> tuple[dict[str, Path], dict[str, list[Path]]]:
-    """Files of these names, and ImageNet's own files of these classes in the order of their numbers."""
+    """Return the files with these names, and ImageNet's files of these classes in the order of their numbers."""
     named: dict[str, Path] = {}
     numbered: dict[str, dict[int, Path]] = {}
     for file in root.rglob("*"):
         if file.name in names:
             named[file.name] = file
-        elif is_image(file) and (own := re.fullmatch(r"(n\d{8})_(\d+)", file.stem)) and own[1] in classes:
-            numbered.setdefault(own[1], {})[int(own[2])] = file
+        elif is_image(file) and (match := re.fullmatch(r"(n\d{8})_(\d+)", file.stem)) and match[1] in classes:
+            numbered.setdefault(match[1], {})[int(match[2])] = file
     return named, {label: [files[number] for number in sorted(files)] for label, files in numbered.items()}
 
 
@@ -79,8 +79,8 @@ def _by_position(numbered: dict[str, list[Path]], name: str) -> Path | None:
 
 
 def mini_imagenet(split: str = "train", size: int = 84, rotations: bool = False) -> Bank:
-    """Photos, colour: 64 train, 16 val and 20 test classes, as far as they were there when it was prepared.
+    """Colour photos: 64 train, 16 val and 20 test classes, or those of them that were prepared.
 
-    rotations=True adds the training classes turned by 90, 180 and 270 degrees as classes of their own.
+    rotations=True: training classes rotated by 90, 180 and 270 degrees are new classes.
     """
     return open_splits("mini-imagenet", split, size, rotations)

@@ -22,7 +22,7 @@ TEST_CHARACTERS = {f"Gurmukhi/character{number}" for number in (42, 43, 44, 45)}
 
 
 def scan_omniglot(root: Path) -> list[Entry]:
-    """The authors' images_background and images_evaluation/ALPHABET/characterNN/*.png, wherever below root they are."""
+    """List images_background and images_evaluation/ALPHABET/characterNN/*.png, anywhere below root."""
     folders = {part: sorted(path for path in root.rglob(part) if path.is_dir())[:1] for part in PARTS}
     return [
         Entry("", f"{part}/{file.parent.parent.name}/{file.parent.name}", str(file))
@@ -39,14 +39,14 @@ def omniglot(
     rotations: bool = False,
     all_rotations: bool = False,
 ) -> Bank:
-    """Characters, grey. partition="vinyals": 1028 train, 172 val, 423 test classes (Vinyals et al., 2016).
+    """Handwritten characters, grey. partition="vinyals": 1028 train, 172 val, 423 test classes (Vinyals et al., 2016).
 
-    partition="paper": class paths sorted and shuffled with seed 0, 1200 train, of which the last 100 are val, and 423 test.
-    partition="lake": the background alphabets train, but for five that are val, and the evaluation alphabets are test: 792,
-    172 and 659 classes (Lake et al., 2015; the val alphabets are those of Vinyals et al.).
-    rotations=True adds the training classes turned by 90, 180 and 270 degrees as classes of their own.
-    all_rotations=True turns the classes of val and test too, as Snell et al.
-    (2017) and Sung et al. (2018) count them: fewer look-alikes meet in an episode, so figures are higher.
+    partition="paper": class paths sorted and shuffled with seed 0; 1200 train, of which the last 100 are val, and 423 test.
+    partition="lake": the background alphabets are train, except for five that are val, and the evaluation alphabets are test:
+    792, 172 and 659 classes (Lake et al., 2015; the val alphabets are those of Vinyals et al.).
+    rotations=True: training classes rotated by 90, 180 and 270 degrees are new classes. all_rotations=True: also in val and
+    test, as in Snell et al. (2017) and Sung et al. (2018); similar characters are then rarer in an episode, so accuracies
+    are higher.
     """
     check_split(split)
     classes = read_index("omniglot", size)["classes"]
@@ -55,7 +55,7 @@ def omniglot(
         wanted = {name for name in classes if split_of(name) == split}
     else:
         if len(classes) != 1623:
-            raise DataError(f"the paper's partition needs all 1,623 characters, and {len(classes)} are prepared")
+            raise DataError(f'partition="paper" needs all 1,623 characters, and {len(classes)} are prepared')
         order = torch.randperm(len(classes), generator=generator("omniglot paper", 0)).tolist()
         first, last = {"train": (0, 1100), "val": (1100, 1200), "test": (1200, 1623)}[split]
         wanted = {sorted(classes)[number] for number in order[first:last]}
@@ -66,7 +66,7 @@ def omniglot(
 
 
 def vinyals_split(name: str) -> str:
-    """Split of a class by its path, such as images_background/Greek/character01."""
+    """Return the split of a class by its path, such as images_background/Greek/character01."""
     _, alphabet, character = name.split("/")
     if alphabet in TEST or f"{alphabet}/{character}" in TEST_CHARACTERS:
         return "test"
@@ -74,7 +74,7 @@ def vinyals_split(name: str) -> str:
 
 
 def lake_split(name: str) -> str:
-    """Split of a class by its path: what its authors evaluate on is test, and nothing of it is trained on."""
+    """Return the split of a class by its path: the authors' evaluation alphabets are test."""
     part, alphabet, _ = name.split("/")
     if part == "images_evaluation":
         return "test"
@@ -82,6 +82,6 @@ def lake_split(name: str) -> str:
 
 
 def drawer_of(file: str) -> int | None:
-    """Who of an alphabet's twenty drawers drew a file, such as 17 of 0709_17.png; None where the name does not say."""
+    """Return the number of the drawer in a file name, such as 17 for 0709_17.png; None if there is none."""
     match = re.fullmatch(r"\d+_(\d+)\.png", file)
     return int(match[1]) if match else None

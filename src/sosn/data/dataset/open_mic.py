@@ -1,4 +1,4 @@
-"""Open MIC: 866 museum exhibits of 10 exhibitions, by phone (source) and wearable camera (target) (Koniusz et al., 2018)."""
+"""Open MIC: 866 exhibits of 10 museum exhibitions, phone (source) and wearable (target) photos (Koniusz et al., 2018)."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -19,18 +19,18 @@ from sosn.util.spelling import nearest
 
 EXHIBITIONS = ("shn", "hon", "clv", "clk", "gls", "scl", "sci", "nat", "shx", "rlc")
 UNIONS = {"p1": ("shn", "hon", "clv"), "p2": ("clk", "gls", "scl"), "p3": ("sci", "nat"), "p4": ("shx", "rlc")}
-CROP = 0.875  # central share of the sides that the paper keeps
-FINISHED = (84, 84)  # images of this size have been cropped and resized by whoever made them
+CROP = 0.875  # central share of each side, as in the paper
+FINISHED = (84, 84)  # images of this size are already cropped and resized
 
 Domain = Literal["target", "source", "any"]
 
 
 def scan_open_mic(root: Path) -> list[Entry]:
-    """The first of the known layouts that is found below root; classes are called EX/CLASS, domains are splits.
+    """List the images of the first known layout below root. Classes are named EX/CLASS, and domains are splits.
 
-    crops_EX/crops_{source,target}/PHOTO_crop{1,2,3}.jpg with list files of PATH LABEL lines; crops_EX.hd5 with data and
-    label; museum/EX/{train,test}/CLASS/*.jpg; part{1,2,3,4}/CLASS/*.jpg. Crops of one photo are one group. The centre of each
-    image is kept, 0.875 of its sides, unless it is 84×84 already.
+    Layouts: crops_EX/crops_{source,target}/PHOTO_crop{1,2,3}.jpg with list files of PATH LABEL lines; crops_EX.hd5 with data
+    and label; museum/EX/{train,test}/CLASS/*.jpg; part{1,2,3,4}/CLASS/*.jpg. Crops of one photo are one group. Images are
+    cropped to the central 0.875 of each side, unless they are 84×84.
     """
     for layout in (_authors_crops, _hdf5, _museums, _parts):
         entries = layout(root)
@@ -40,7 +40,7 @@ def scan_open_mic(root: Path) -> list[Entry]:
 
 
 def _exhibition(name: str) -> str | None:
-    """The exhibition that a folder or file is called after, if any; rel and rlc are the same."""
+    """Return the exhibition that a folder or file is named after, or None; rel is another name of rlc."""
     name = name.lower().removeprefix("crops_")
     name = "rlc" if name == "rel" else name
     return name if name in EXHIBITIONS else None
@@ -59,22 +59,22 @@ def _authors_crops(root: Path) -> list[Entry]:
         for line in path.read_text("utf-8").splitlines():
             words = line.rsplit(None, 1)
             if len(words) < 2 or not words[1].isdigit():
-                continue  # a heading, or some other text
+                continue  # a heading or other text
             written, label = words
             place = _place(Path(written.strip().replace("\\", "/")), path)
             if place not in known:
-                raise DataError(f"{str(path)!r} lists {written!r}, which is in no crops_EX folder below {str(root)!r}")
+                raise DataError(f"{str(path)!r} lists {written!r}, which is not in a crops_EX folder below {str(root)!r}")
             file = known[place]
             entry = _entry(place[1], place[0], f"{int(label):04}", file)
             if entries.setdefault(place, entry).label != entry.label:
-                raise DataError(f"image {str(file)!r} has the labels {entries[place].label} and {entry.label}: keep one")
+                raise DataError(f"image {str(file)!r} has two labels, {entries[place].label} and {entry.label}: keep one")
     if not entries:
-        raise DataError(f"the crops below {str(root)!r} come without list files of PATH LABEL lines: add them")
+        raise DataError(f"the crops below {str(root)!r} are without list files of PATH LABEL lines: add them")
     return list(entries.values())
 
 
 def _place(written: Path, source: Path) -> tuple[str, str, str]:
-    """Exhibition, domain and file name of a line; what the path leaves out, the name of the list or its folders says."""
+    """Return exhibition, domain and file name of a line, from its path or else from the path of the list."""
     hints = [*reversed(written.parts[:-1]), *re.split(r"[_.\W]+", source.name), *reversed(source.parts[:-1])]
     exhibition = next((found for part in hints if (found := _exhibition(part))), "")
     domains = (part.lower().removeprefix("crops_") for part in hints)
@@ -88,7 +88,7 @@ def _hdf5(root: Path) -> list[Entry]:
         if exhibition:
             images, labels = arrays.images(file), arrays.column(file, "label")[:]
             if len(images) != len(labels):
-                raise DataError(f"{str(file)!r} has {len(images)} images and {len(labels)} labels")
+                raise DataError(f"{str(file)!r} has {len(images)} images and {len(labels)} labels: the numbers must match")
             crop = 1.0 if images[0].shape[:2] == FINISHED else CROP
             entries += [
                 Entry("", f"{exhibition}/{int(label):04}", str(file), row=row, crop=crop)
@@ -137,10 +137,10 @@ def open_mic(
 ) -> Bank:
     """Photos of exhibits. train and test are exhibitions, p1 to p4, or unions such as shn+hon.
 
-    Protocol I trains on one of p1 to p4 and tests on another, on photos by wearable cameras; Protocol II has the same
-    exhibition on both sides, train_domain="source" and test_domain="target". A share of the training classes, drawn with
-    split_seed, are validation classes. Images that came without a domain count as target. Classes of source photos are called
-    EX/CLASS@source. Refuses to test on photos it trains on.
+    Protocol I trains on one of p1 to p4 and tests on another, with photos of wearable cameras. Protocol II uses the same
+    exhibition for both, with train_domain="source" and test_domain="target". val_share of the training classes, drawn with
+    split_seed, are validation classes. Images without a domain count as target. Classes of source photos are named
+    EX/CLASS@source. Refuses test photos that are also training photos.
     """
     check_split(split)
     if not 0 < val_share < 1:
@@ -150,7 +150,7 @@ def open_mic(
     if shared and (train_domain == test_domain or "any" in (train_domain, test_domain)):
         raise UsageError(f"train={train!r} and test={test!r} share photos of {', '.join(sorted(shared))}: choose others")
     wanted, domain = sides["test" if split == "test" else "train"]
-    keep = _keeper(wanted, domain, size)
+    keep = _class_filter(wanted, domain, size)
     if split != "test":
         names = sorted({name for name, origin in _classes(size) if keep(name, origin)})
         order = torch.randperm(len(names), generator=generator("open-mic val", split_seed)).tolist()
@@ -169,19 +169,19 @@ def _classes(size: int) -> list[tuple[str, str]]:
 
 
 def _places(wanted: str) -> set[str]:
-    """The exhibitions of a union."""
+    """Return the exhibitions of a union. Refuses unknown names."""
     places: set[str] = set()
     for part in wanted.split("+"):
         exhibition = _exhibition(part)
         if not exhibition and part not in UNIONS:
             known = (*UNIONS, *EXHIBITIONS)
-            raise UsageError(f"there is no exhibition {part!r}{nearest(part, known)}; there are {', '.join(known)}")
+            raise UsageError(f"there is no exhibition {part!r}{nearest(part, known)}; choose one of {', '.join(known)}")
         places |= {exhibition} if exhibition else set(UNIONS[part])
     return places
 
 
-def _keeper(wanted: str, domain: Domain, size: int) -> Callable[[str, str], bool]:
-    """Which classes of the bank belong to a union and a domain. Refuses exhibitions that were not prepared."""
+def _class_filter(wanted: str, domain: Domain, size: int) -> Callable[[str, str], bool]:
+    """Return a function that selects the classes of a union and a domain. Refuses exhibitions that were not prepared."""
     places = _places(wanted)
     prepared = {name.split("/")[0] for name, _ in _classes(size)}
     places |= {union for union, members in UNIONS.items() if places >= set(members) and union in prepared}

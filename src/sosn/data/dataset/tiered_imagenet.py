@@ -10,7 +10,7 @@ from sosn.errors import DataError
 
 
 def scan_tiered_imagenet(root: Path) -> list[Entry]:
-    """train|val|test/WNID/*.jpg trees, or {train,val,test}_images_png.pkl (or _images.npz) beside their _labels.pkl."""
+    """List the images of train|val|test/WNID/*.jpg trees, or of {train,val,test}_images_png.pkl (or .npz) with _labels.pkl."""
     entries = split_trees(root, "n*")
     if entries:
         return entries
@@ -18,7 +18,7 @@ def scan_tiered_imagenet(root: Path) -> list[Entry]:
         for split, images in files_of_splits(root, **{split: f"{split}{ending}" for split in SPLITS}).items():
             labels = images.with_name(f"{split}_labels.pkl")
             if not labels.is_file():
-                raise DataError(f"{str(images)!r} has no {labels.name} beside it")
+                raise DataError(f"{str(images)!r} has no {labels.name} beside it: add it")
             entries += rows_of(images, split, _classes(labels, len(arrays.images(images))))
         if entries:
             break
@@ -33,5 +33,5 @@ def _classes(path: Path, count: int) -> list[str | None]:
 
 
 def tiered_imagenet(split: str = "train", size: int = 84) -> Bank:
-    """Photos, colour: 351 train, 97 val and 160 test classes, as far as they were there when it was prepared."""
+    """Colour photos: 351 train, 97 val and 160 test classes, or those of them that were prepared."""
     return open_splits("tiered-imagenet", split, size)

@@ -1,1 +1,1 @@
-"""Datasets decoded once, from whatever form people have them in, into banks that open at once."""
+"""Prepare datasets: decode their files once into banks on disk that open fast."""

@@ -1,4 +1,4 @@
-"""Zip and tar archives unpacked where nothing can escape from the folder they are unpacked into."""
+"""Unpack zip and tar archives safely."""
 
 import tarfile
 import zipfile
@@ -14,19 +14,23 @@ def is_archive(path: Path) -> bool:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack an archive into a folder. Refuses members that would land outside of it, links that lead outside, and devices."""
+    """Unpack an archive into a folder. Refuses members and links that lead outside the folder, and devices."""
     try:
         if archive.name.lower().endswith(".zip"):
             with zipfile.ZipFile(archive) as opened:
                 for name in opened.namelist():
                     parts = PurePosixPath(name.replace("\\", "/"))
                     if parts.is_absolute() or ".." in parts.parts or ":" in name:
-                        raise DataError(f"archive {str(archive)!r} holds {name!r}, which would land outside its folder")
+                        raise DataError(
+                            f"archive {str(archive)!r} contains {name!r}, which would be written outside its folder"
+                        )
                 opened.extractall(folder)
         else:
             with tarfile.open(archive) as opened:
                 opened.extractall(folder, filter="data")
     except tarfile.FilterError as error:
-        raise DataError(f"archive {str(archive)!r} holds a member that would land outside its folder ({error})") from error
+        raise DataError(
+            f"archive {str(archive)!r} contains a member that would be written outside its folder ({error})"
+        ) from error
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as error:
         raise DataError(f"archive {str(archive)!r} cannot be unpacked ({error})") from error

@@ -1,4 +1,4 @@
-"""Files in which each row of an array is an image: pickles, npz and HDF5."""
+"""Files with one image per row of an array: pickles, npz and HDF5."""
 
 import functools
 import io
@@ -21,8 +21,8 @@ _lock = threading.Lock()
 
 
 def table(path: str | Path) -> dict[str, Any]:
-    """The columns of an array file by name; the latest two files stay open. A bare list is called data."""
-    with _lock:  # threads that want the same file wait until it has been read once
+    """Return the columns of an array file by name; a list becomes the column data. The last two files stay open."""
+    with _lock:  # so that a file is read once, not once per thread
         return _open(Path(path))
 
 
@@ -41,7 +41,7 @@ def _npz(path: Path) -> dict[str, Any]:
         with np.load(path, allow_pickle=False) as content:
             return dict(content)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{str(path)!r} is not read as arrays ({error})") from error
+        raise DataError(f"{str(path)!r} cannot be read as npz arrays ({error})") from error
 
 
 def _hdf5(path: Path) -> dict[str, Any]:
@@ -52,32 +52,32 @@ def _hdf5(path: Path) -> dict[str, Any]:
     try:
         file = h5py.File(path, "r")
     except OSError as error:
-        raise DataError(f"{str(path)!r} is not read as HDF5 ({error})") from error
+        raise DataError(f"{str(path)!r} cannot be read as HDF5 ({error})") from error
     return {name: file[name] for name in file}
 
 
 def forget() -> None:
-    """Close the files that are kept open, and free what was read from them."""
+    """Close the open files and free their content."""
     _open.cache_clear()
 
 
 def column(path: str | Path, *names: str) -> Any:
-    """The first of these columns that the file has."""
+    """Return the first of these columns that the file has. Refuses a file without any of them."""
     columns = table(path)
     for name in names:
         if name in columns:
             return columns[name]
-    raise DataError(f"{str(path)!r} holds {', '.join(map(str, columns))}; {' or '.join(names)} is needed")
+    raise DataError(f"{str(path)!r} has the columns {', '.join(map(str, columns))}; it needs {' or '.join(names)}")
 
 
 def images(path: str | Path) -> Sequence[Any]:
-    """The images of an array file, row by row: N×H×W[×3] or, as CIFAR's, N×3072 numbers, or N encoded image files."""
+    """Return the rows of an array file: N×H×W[×3] or, for CIFAR, N×3072 pixels, or N encoded image files."""
     rows: Sequence[Any] = column(path, "image_data", "data", "images")
     return rows
 
 
 def read_row(path: str, row: int, size: int, channels: int, crop: float = 1.0) -> Tensor:
-    """One row of an array file as (channels, size, size) uint8."""
+    """Read a row of an array file as (channels, size, size) uint8. Refuses a row that is not an image."""
     rows = images(path)
     try:
         if getattr(rows, "ndim", 1) == 1:  # a list of encoded files
@@ -86,11 +86,11 @@ def read_row(path: str, row: int, size: int, channels: int, crop: float = 1.0) -
             pixels = np.asarray(rows[row])
             if pixels.ndim == 1:
                 pixels = pixels.reshape(3, 32, 32).transpose(1, 2, 0)
-            if str(path).endswith("_images.npz"):  # tieredImageNet's, written with blue first
+            if str(path).endswith("_images.npz"):  # tieredImageNet stores blue first
                 pixels = pixels[..., ::-1]
             if pixels.dtype != np.uint8:
-                raise DataError(f"{str(path)!r} holds {pixels.dtype} pixels; uint8 is needed")
+                raise DataError(f"{str(path)!r} has {pixels.dtype} pixels; they must be uint8")
             image = Image.fromarray(pixels)
         return read_image(image, size, channels, crop)
     except (OSError, TypeError, ValueError, SyntaxError) as error:
-        raise DataError(f"row {row} of {str(path)!r} is no image ({error})") from error
+        raise DataError(f"row {row} of {str(path)!r} is not an image ({error})") from error

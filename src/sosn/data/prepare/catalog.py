@@ -1,4 +1,4 @@
-"""Datasets that are prepared once from the files their users have."""
+"""Datasets that are prepared from files: where their images are, and how to prepare them."""
 
 import os
 import re
@@ -26,13 +26,13 @@ from sosn.util.spelling import nearest
 
 @dataclass(frozen=True)
 class Preparable:
-    """How a dataset is found: a function that lists its images below a folder, and which archives may hold them."""
+    """How to find a dataset: a function that lists its images below a folder, and the archives that may contain them."""
 
     scan: Callable[[Path], list[Entry]]
     size: int
     channels: int
     archives: str  # a pattern for the path of an archive below the source
-    forms: str  # what people have, in words
+    forms: str  # description of the layouts that scan knows
 
 
 CATALOG = {
@@ -55,11 +55,11 @@ CATALOG = {
     "cub": Preparable(scan_cub, 84, 3, r"(^|/)CUB[^/]*$", "CUB_200_2011/images/NNN.Name/*.jpg, or its tgz"),
     "cifar-fs": Preparable(
         scan_cifar_fs, 32, 3, r"(^|/)cifar[^/]*$",
-        "cifar-100-python, its tar.gz, folders of PNGs called after the classes, or CIFAR_FS_{train,val,test}.pickle",
+        "cifar-100-python, its tar.gz, folders of PNGs named by class, or CIFAR_FS_{train,val,test}.pickle",
     ),
     "fc100": Preparable(
         scan_fc100, 32, 3, r"(^|/)(cifar|FC100)[^/]*$",
-        "cifar-100-python, its tar.gz, folders of PNGs called after the classes, or FC100_{train,val,test}.pickle",
+        "cifar-100-python, its tar.gz, folders of PNGs named by class, or FC100_{train,val,test}.pickle",
     ),
 }  # fmt: skip
 
@@ -71,14 +71,17 @@ def prepare_dataset(
     progress: Callable[[int, int], None] | None = None,
     max_pixels: int | None = None,
 ) -> dict[str, Any]:
-    """Decode a dataset into its bank and return what is in it. Archives are unpacked beside the bank for the time being."""
+    """Decode a dataset into a bank on disk and return its summary. Archives are unpacked to a temporary folder beside it.
+
+    Refuses an unknown dataset, a source that does not exist, and images that cannot be read.
+    """
     if name not in CATALOG:
-        raise UsageError(f"there is no dataset {name!r} to prepare{nearest(name, CATALOG)}; there are {', '.join(CATALOG)}")
+        raise UsageError(f"there is no dataset {name!r} to prepare{nearest(name, CATALOG)}; choose one of {', '.join(CATALOG)}")
     if not source.exists():
-        raise DataError(f"there is no {str(source)!r}: give the folder or archive that holds {name}")
+        raise DataError(f"{str(source)!r} does not exist: pass the folder or archive with {name}")
     dataset = CATALOG[name]
     home().mkdir(parents=True, exist_ok=True)
-    _sweep()
+    _remove_stale()
     with tempfile.TemporaryDirectory(dir=home(), prefix=f"unpacked-{os.getpid()}-") as folder:
         root = source
         archives = _archives(source, dataset.archives)
@@ -93,15 +96,15 @@ def prepare_dataset(
     return summary(name, size or dataset.size)
 
 
-def _sweep() -> None:
-    """Remove what processes that are no more have unpacked and left behind."""
+def _remove_stale() -> None:
+    """Remove the temporary folders of processes that have ended."""
     for folder in home().glob("unpacked-*"):
         number = folder.name.split("-")[1]
         try:
             os.kill(int(number), 0)
         except (ValueError, ProcessLookupError):
             shutil.rmtree(folder, ignore_errors=True)
-        except PermissionError:  # alive, and somebody else's
+        except PermissionError:  # running, as another user
             pass
 
 
@@ -113,7 +116,7 @@ def _archives(source: Path, pattern: str) -> list[Path]:
 
 
 def summary(name: str, size: int) -> dict[str, Any]:
-    """Classes and images of a prepared dataset, and of each split that its files name."""
+    """Count the classes and images of a prepared dataset, and of each split in its files."""
     index = read_index(name, size)
     splits: dict[str, dict[str, int]] = {}
     for split, count in zip(index["splits"], index["counts"], strict=True):
@@ -129,5 +132,5 @@ def summary(name: str, size: int) -> dict[str, Any]:
 
 
 def prepared() -> list[dict[str, Any]]:
-    """Everything that has been prepared on this machine."""
+    """Return the summaries of all prepared datasets."""
     return [summary(name, size) for name in CATALOG for size in prepared_sizes(name)]

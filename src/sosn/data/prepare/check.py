@@ -1,4 +1,4 @@
-"""What is wrong with a dataset: unreadable files, identical images, tiny classes, mixed sizes."""
+"""Check a dataset: unreadable files, identical images, tiny classes, mixed sizes."""
 
 import hashlib
 import os
@@ -18,13 +18,13 @@ from sosn.data.prepare.store import Entry, place, prepared_sizes, read_index
 from sosn.errors import DataError, UsageError
 
 Kind = Literal["unreadable", "identical", "identical across splits", "tiny class", "wrong size", "sizes differ", "left out"]
-NOTES = ("sizes differ", "left out")  # worth knowing, and nothing wrong
-FEWEST = 2  # images a class needs to stand in any episode
+NOTES = ("sizes differ", "left out")  # notes, not errors
+FEWEST = 2  # images that a class needs for an episode
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, and the files or class that it is about."""
+    """A problem, or a note, with the files or the class that it concerns."""
 
     kind: Kind
     where: tuple[str, ...]
@@ -36,17 +36,17 @@ class Finding:
 
 
 def check(name_or_path: str, progress: Callable[[int, int], None] | None = None) -> tuple[list[Finding], int]:
-    """Findings, and how many images were looked at; of a prepared dataset by name, of a folder, or of what a CSV names."""
+    """Check a prepared dataset, a folder or a CSV. Return the findings and the number of images."""
     if name_or_path in CATALOG:
         return _check_prepared(name_or_path)
     root = Path(name_or_path.removeprefix("folder:"))
     if root.suffix.lower() == ".csv":
-        entries = [Entry(one.split, one.label, str(one.file)) for one in from_list(root)]
+        entries = [Entry(listed.split, listed.label, str(listed.file)) for listed in from_list(root)]
         if not entries:
-            raise DataError(f"{str(root)!r} names no images")
+            raise DataError(f"{str(root)!r} lists no images")
         return _check_files(root, entries, progress)
     if not root.is_dir():
-        raise UsageError(f"there is no prepared dataset, no folder and no CSV {str(root)!r}: see `sosn data list`")
+        raise UsageError(f"{str(root)!r} is not a prepared dataset, a folder or a CSV: see `sosn data list`")
     return _check_folder(root, progress)
 
 
@@ -54,13 +54,13 @@ def _check_folder(root: Path, progress: Callable[[int, int], None] | None) -> tu
     files = [file for file in sorted(root.rglob("*")) if file.is_file() and not file.name.startswith(".")]
     images = [file for file in files if file.suffix.lower() in Image.registered_extensions()]
     if not images:
-        raise DataError(f"folder {str(root)!r} holds no images")
+        raise DataError(f"folder {str(root)!r} has no images")
     others = [str(file.relative_to(root)) for file in files if file not in set(images)]
-    left_out = [Finding("left out", (name,), "not an image by its name") for name in others]
+    left_out = [Finding("left out", (name,), "no image extension") for name in others]
     entries = [_entry(root, file) for file in images]
     if any(entry.label for entry in entries):
         strays = [str(Path(entry.file).relative_to(root)) for entry in entries if not entry.label]
-        left_out += [Finding("left out", (name,), "in no folder of a class") for name in strays]
+        left_out += [Finding("left out", (name,), "not in a class folder") for name in strays]
         entries = [entry for entry in entries if entry.label]
     findings, count = _check_files(root, entries, progress)
     return left_out + findings, count
@@ -69,7 +69,7 @@ def _check_folder(root: Path, progress: Callable[[int, int], None] | None) -> tu
 def _check_files(
     root: Path, entries: Sequence[Entry], progress: Callable[[int, int], None] | None
 ) -> tuple[list[Finding], int]:
-    """Findings in files that were named by a folder or a CSV, root, and how many there are."""
+    """Check the files of a folder or CSV, root. Return the findings and the number of files."""
     findings: list[Finding] = []
     digests: list[str] = []
     sizes: dict[tuple[int, int], int] = {}
@@ -99,7 +99,7 @@ def _entry(root: Path, file: Path) -> Entry:
 
 
 def _look(entry: Entry) -> tuple[str, tuple[int, int], str]:
-    """Digest of a file's bytes, size of its image, and what is wrong with it, if anything."""
+    """Return the digest of a file, the size of its image, and the error if it cannot be read."""
     try:
         digest = hashlib.blake2b(Path(entry.file).read_bytes(), digest_size=16).hexdigest()
         read_image(entry.file, 8, 3)
@@ -124,7 +124,7 @@ def _check_prepared(name: str) -> tuple[list[Finding], int]:
 
 
 def _identical(entries: Sequence[Entry], digests: Sequence[str]) -> list[Finding]:
-    """A finding for each image that is the same as an earlier one."""
+    """Return a finding for each image that is identical to an earlier one."""
     first: dict[str, Entry] = {}
     findings = []
     for entry, digest in zip(entries, digests, strict=True):

@@ -1,7 +1,7 @@
-"""Images decoded in parallel into the rows of a file: by threads or, where that pays, by processes.
+"""Decode images in parallel into the rows of a file, with threads or, if that is faster, with processes.
 
-Threads wait for Python's lock, all the more the smaller the images and the more the cores. As with any use of processes in
-Python, a script that prepares large datasets needs `if __name__ == "__main__"` around what it does; `sosn data prepare` has it.
+Threads wait for Python's global lock, longer with small images and many cores. As always with processes in Python, a script
+that prepares large datasets needs `if __name__ == "__main__"`.
 """
 
 import multiprocessing
@@ -17,13 +17,13 @@ from torch import Tensor
 from sosn.data.prepare.decoder import How, decode_files, start
 from sosn.errors import SosnError
 
-CORES = 2  # from which on processes pay; with 2 they took 2.5 s for 9,600 small photos where threads took 3.9
-IMAGES = 2048  # likewise: of 2,000 both ways take the same time, as processes have to start
+CORES = 2  # from which processes are faster; with 2 cores, 9,600 small photos took 2.5 s, and 3.9 s with threads
+IMAGES = 2048  # likewise: for 2,000 images both take the same time, because processes have to start
 MOST = 32  # threads, or processes of 40 MB each
 
 
 class Readable(Protocol):
-    """The central share, crop, of an image file, or of a row of a file of many."""
+    """An image file, or a row of an array file, cropped to its central share."""
 
     @property
     def file(self) -> str: ...
@@ -37,31 +37,31 @@ class Readable(Protocol):
     def read(self, size: int, channels: int, max_pixels: int) -> Tensor: ...
 
 
-Batch = tuple[int, Sequence[Readable]]  # the row of the first image, and images
+Batch = tuple[int, Sequence[Readable]]  # row of the first image, and the images
 
 
 def decode(entries: Sequence[Readable], done: int, batch: int, how: How) -> Generator[int, None, None]:
-    """Decode the entries from number done on into their rows, and say after each batch how many of all are done.
+    """Decode the entries from number `done` into their rows, and yield the number of decoded images after each batch.
 
-    The first that cannot be read raises its error. Closing the generator early ends threads and processes.
+    Raises the error of the first image that cannot be read. Closing the generator stops threads and processes.
     """
     batches = [(first, entries[first : first + batch]) for first in range(done, len(entries), batch)]
     count = max(1, min(cores(), len(batches), MOST))
     pool: Executor
-    if pays(entries[done:]):
-        context = multiprocessing.get_context("spawn")  # forking a process that has threads may hang it
+    if processes_are_faster(entries[done:]):
+        context = multiprocessing.get_context("spawn")  # forking a process with threads may hang
         pool = ProcessPoolExecutor(count, context, start, (how,))
-        tasks = [pool.submit(decode_files, first, [(one.file, one.crop) for one in some]) for first, some in batches]
+        tasks = [pool.submit(decode_files, first, [(entry.file, entry.crop) for entry in part]) for first, part in batches]
     else:
         pool, decode_batch = ThreadPoolExecutor(count), _in_thread(how)
-        tasks = [pool.submit(decode_batch, one) for one in batches]
+        tasks = [pool.submit(decode_batch, pair) for pair in batches]
     try:
-        for (first, some), task in zip(batches, tasks, strict=True):
+        for (first, part), task in zip(batches, tasks, strict=True):
             task.result()
-            yield first + len(some)
+            yield first + len(part)
     except BrokenProcessPool as error:
         raise SosnError(
-            "a process that decoded images has ended: is there enough memory, and room on the disk? A script that prepares "
+            "a process that decoded images has ended: is there enough memory and disk space? A script that prepares "
             'data needs `if __name__ == "__main__"`'
         ) from error
     finally:
@@ -69,17 +69,17 @@ def decode(entries: Sequence[Readable], done: int, batch: int, how: How) -> Gene
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """Number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def pays(entries: Sequence[Readable]) -> bool:
-    """Whether processes are worth their start. Of a file of many images each would hold a copy, so threads read those."""
+def processes_are_faster(entries: Sequence[Readable]) -> bool:
+    """Whether processes are faster. Array files are read by threads, because each process would hold a copy."""
     return cores() >= CORES and len(entries) >= IMAGES and all(entry.row is None for entry in entries)
 
 
 def _in_thread(how: How) -> Callable[[Batch], None]:
-    """What decodes a batch in a thread."""
+    """Return a function that decodes a batch in a thread."""
     file, *sizes = how
     images = np.load(file, mmap_mode="r+")
 

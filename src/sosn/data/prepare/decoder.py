@@ -1,4 +1,4 @@
-"""What a process that decodes images runs. Nothing here imports PyTorch, so such processes start at once and stay small."""
+"""Code of the processes that decode images. It does not import PyTorch, so that they start fast and stay small."""
 
 import multiprocessing
 import os
@@ -13,13 +13,13 @@ import numpy as np
 from sosn.data.pixels import read_pixels
 from sosn.errors import SosnError
 
-WAY_OUT = "shrink it, or raise --max-pixels"  # of an image with too many pixels
+WAY_OUT = "shrink it, or raise --max-pixels"  # advice for an image with too many pixels
 _how: "How"
 _images: "np.ndarray[Any, np.dtype[np.uint8]]"
 
 
 class How(NamedTuple):
-    """The file of rows that images are decoded into, and what its images are like."""
+    """The file to decode into, and the format of its images."""
 
     file: str
     size: int
@@ -28,7 +28,7 @@ class How(NamedTuple):
 
 
 def start(how: How) -> None:
-    """Open the file of rows, leave interrupts to the process that asked, and end when that one is no more."""
+    """Start a process: open the file, ignore interrupts, and exit when the parent process ends."""
     global _how, _images
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _how, _images = how, np.load(how.file, mmap_mode="r+")
@@ -38,11 +38,11 @@ def start(how: How) -> None:
 
 
 def decode_files(first: int, files: Sequence[tuple[str, float]]) -> None:
-    """Decode files, each with the central share that is kept, into the rows from the first on."""
+    """Decode files, each cropped to its central share, into the rows from `first`."""
     try:
         for row, (file, crop) in enumerate(files, first):
             _images[row] = read_pixels(file, _how.size, _how.channels, crop, _how.max_pixels, WAY_OUT)
     except SosnError:
         raise
-    except Exception as error:  # whatever a decoder raises must reach the other process as text
+    except Exception as error:  # send any error of a decoder to the parent as text
         raise SosnError(f"{type(error).__name__}: {error}") from None

@@ -1,4 +1,4 @@
-"""Pickles of arrays read without executing anything in them."""
+"""Read pickles of arrays without executing code in them."""
 
 import pickle
 from pathlib import Path
@@ -10,13 +10,13 @@ from sosn.errors import DataError
 
 
 def _latin1(text: str, encoding: str = "latin1") -> bytes:
-    """Bytes as Python 3 writes them for Python 2. Any other codec is refused."""
+    """Encode bytes that Python 3 wrote for Python 2. Refuses other codecs."""
     if encoding not in ("latin1", "latin-1"):
         raise pickle.UnpicklingError(f"codec {encoding!r}")
     return text.encode("latin1")
 
 
-_NUMPY: dict[tuple[str, str], Any] = {  # as numpy itself names them when it writes; their modules have moved
+_NUMPY: dict[tuple[str, str], Any] = {  # the names that numpy writes; their modules differ between versions
     ("multiarray", "_reconstruct"): np.zeros(1).__reduce__()[0],
     ("multiarray", "scalar"): np.float64(0).__reduce__()[0],
     ("numeric", "_frombuffer"): np.zeros(1).__reduce_ex__(5)[0],
@@ -26,21 +26,21 @@ _ADMITTED: dict[tuple[str, str], Any] = {
     ("numpy", "dtype"): np.dtype,
     ("_codecs", "encode"): _latin1,
     **{(f"numpy.{core}.{module}", name): made for core in ("core", "_core") for (module, name), made in _NUMPY.items()},
-    **{(home, kind.__name__): kind for home in ("builtins", "__builtin__") for kind in (bytes, bytearray, set, list, dict)},
+    **{(home, made.__name__): made for home in ("builtins", "__builtin__") for made in (bytes, bytearray, set, list, dict)},
 }
 
 
 class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ADMITTED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, and only arrays and plain containers are read")
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}, and only arrays and plain containers are allowed")
         return _ADMITTED[module, name]
 
 
 def read_pickle(path: Path) -> Any:
-    """What a pickle of arrays and plain containers holds; keys of its outer dictionary that are bytes become text.
+    """Read a pickle of arrays and plain containers. Keys of the outer dictionary become text if they are bytes.
 
-    Nothing in the file is executed: a file that names any other function or class is refused, with the name.
+    Nothing in the file is executed. Refuses a file that refers to any other function or class.
     """
     try:
         with path.open("rb") as file:
@@ -48,7 +48,7 @@ def read_pickle(path: Path) -> Any:
     except OSError:
         raise
     except Exception as error:  # a damaged pickle can fail in any way
-        raise DataError(f"{str(path)!r} is not read as a pickle of images ({error})") from error
+        raise DataError(f"{str(path)!r} cannot be read as a pickle of images ({error})") from error
     return {_text(key): value for key, value in content.items()} if isinstance(content, dict) else content
 
 

@@ -1,4 +1,4 @@
-"""Forms that several datasets come in: trees of splits, and arrays with a label for each row."""
+"""Layouts that several datasets share: folders of splits, and arrays with a label for each row."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ def is_image(path: Path) -> bool:
 
 
 def split_trees(root: Path, classes: str = "*") -> list[Entry]:
-    """train|val|test/CLASS/*.jpg, wherever below root they are; classes is a pattern for the names of class folders."""
+    """List train|val|test/CLASS/*.jpg, anywhere below root. classes: a pattern for the names of class folders."""
     return [
         Entry(split, file.parent.name, str(file))
         for split in SPLITS
@@ -28,18 +28,18 @@ def split_trees(root: Path, classes: str = "*") -> list[Entry]:
 
 
 def files_of_splits(root: Path, **patterns: str) -> dict[str, Path]:
-    """The first file below root for each split's pattern, as far as there is one."""
+    """Return the first file below root for the pattern of each split, if there is one."""
     found = {split: sorted(root.rglob(pattern)) for split, pattern in patterns.items()}
     return {split: paths[0] for split, paths in found.items() if paths}
 
 
 def rows_of(path: Path, split: str, labels: Iterable[str | None]) -> list[Entry]:
-    """An entry for each row of an array file, by the class of each row; None leaves the row out."""
+    """Return an entry for each row of an array file, given the class of each row; None skips the row."""
     return [Entry(split, label, str(path), row=row) for row, label in enumerate(labels) if label is not None]
 
 
 def row_classes(path: Path) -> list[str | None]:
-    """The class of each row of a pickle: class_dict gives rows by class, labels and perhaps catname2label classes by row."""
+    """Return the class of each row of a pickle, from class_dict, or from labels and, if present, catname2label."""
     columns = arrays.table(path)
     count = len(arrays.images(path))
     if "class_dict" in columns:
@@ -47,18 +47,18 @@ def row_classes(path: Path) -> list[str | None]:
         for name, rows in columns["class_dict"].items():
             for row in rows:
                 if not 0 <= row < count:
-                    raise DataError(f"{str(path)!r} gives class {name!r} row {row} of {count}")
+                    raise DataError(f"{str(path)!r} has row {row} for class {name!r}, and only {count} rows")
                 classes[int(row)] = _name(name)
         return classes
     return numbered_classes(path, arrays.column(path, "labels"), columns.get("catname2label", {}), count)
 
 
 def numbered_classes(path: Path, labels: Sequence[int], numbers: dict[str, int], count: int) -> list[str | None]:
-    """The class of each row by its number, called by its name where numbers knows it. Refuses another count of labels."""
+    """Return the class of each row, by name if numbers contains it. Refuses a number of labels other than count."""
     if len(labels) != count:
         raise DataError(f"{str(path)!r} has {len(labels)} labels for {count} images")
     names = {int(number): _name(name) for name, number in numbers.items()}
-    unnamed = path.stem.removesuffix("_labels")  # numbers begin anew in every file
+    unnamed = path.stem.removesuffix("_labels")  # numbers start again in every file
     return [names.get(int(label), f"{unnamed}/{int(label):04}") for label in labels]
 
 
@@ -72,7 +72,7 @@ def check_split(split: str) -> None:
 
 
 def open_splits(name: str, split: str, size: int, rotations: bool = False) -> Bank:
-    """A split of a prepared dataset whose files say it; with rotations, training classes also turned by right angles."""
+    """Open a split of a prepared dataset. rotations: training classes rotated by right angles are new classes."""
     check_split(split)
     bank = open_prepared(name, size, split, lambda _, origin: origin == split)
     return bank.with_rotations() if rotations and split == "train" else bank

@@ -1,8 +1,8 @@
-"""Datasets decoded once into a bank on disk, which later opens at once as a memory map.
+"""Prepared datasets: banks on disk, which open fast as memory maps.
 
-A prepared dataset is a folder with images.npy (M×C×H×W uint8, class by class) and index.json (classes, the split each class
-came from, counts, groups, file names). It is built beside its place and moved there when it is whole, so a bank that exists is
-complete; preparing again after an interruption goes on where it stopped.
+A prepared dataset is a folder with images.npy (M×C×H×W uint8, class by class) and index.json (classes, the original split of
+each class, counts, groups, file names). It is built in a temporary folder and moved when it is complete. If preparation is
+interrupted, it continues where it stopped.
 """
 
 import hashlib
@@ -27,16 +27,16 @@ from sosn.data.prepare.decoder import WAY_OUT, How
 from sosn.errors import DataError, MissingSplitError, SosnError
 from sosn.util.files import write_atomically
 
-BATCH = 64  # images that a thread or process decodes at a time, and after which is noted how far preparing has come
-ROWS = 1024  # rows that are copied at a time
-IN_MEMORY = 2**30  # bytes of scattered rows that are copied into memory when a bank is opened
+BATCH = 64  # images that a thread or process decodes before progress is saved
+ROWS = 1024  # rows copied at a time
+IN_MEMORY = 2**30  # largest size of scattered rows, in bytes, that are copied to memory
 
 
 @dataclass(frozen=True, order=True)
 class Entry:
-    """One image of a dataset: its class, the split its folder or list names ("" if none), and its group, if any.
+    """An image of a dataset: its class, its split ("" if the files have none) and its group ("" if none).
 
-    row: which one, if the file is an array of many. crop: the central share of its sides that is kept.
+    row: the row, if the file is an array. crop: central share of each side to keep.
     """
 
     split: str
@@ -48,18 +48,18 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """The file, and the row if it has many."""
+        """The file, with the row if it is an array."""
         return self.file if self.row is None else f"{self.file}[{self.row}]"
 
     def read(self, size: int, channels: int, max_pixels: int = LARGEST) -> Tensor:
-        """The image as (channels, size, size) uint8."""
+        """Read the image as (channels, size, size) uint8."""
         if self.row is None:
             return read_image(self.file, size, channels, self.crop, max_pixels, WAY_OUT)
         return read_row(self.file, self.row, size, channels, self.crop)
 
 
 def home() -> Path:
-    """Where prepared datasets are kept: $SOSN_HOME, or sosn in the user's cache folder."""
+    """Return the folder of prepared datasets: $SOSN_HOME, or sosn in the user's cache folder."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("SOSN_HOME") or Path(cache) / "sosn")
 
@@ -76,7 +76,7 @@ def prepare(
     progress: Callable[[int, int], None] | None = None,
     max_pixels: int = LARGEST,
 ) -> Path:
-    """Decode images in parallel into a bank on disk and return its folder. An unreadable image is named and stops it."""
+    """Decode images in parallel into a bank on disk and return its folder. Raises DataError if an image cannot be read."""
     ordered = sorted(entries)
     target, partial = place(name, size), place(name, size).with_suffix(".partial")
     index = _describe(name, ordered, size, channels)
@@ -88,7 +88,7 @@ def prepare(
         images = np.lib.format.open_memmap(partial / "images.npy", mode=mode, dtype=np.uint8, shape=shape)
         with closing(decode(ordered, done, BATCH, How(str(partial / "images.npy"), size, channels, max_pixels))) as counts:
             for count in counts:
-                (partial / "done").write_text(f"{count}.")  # the system keeps what a killed process has written
+                (partial / "done").write_text(f"{count}.")  # survives if this process is killed
                 if progress:
                     progress(count, len(ordered))
         images.flush()
@@ -104,7 +104,7 @@ def prepare(
 
 def _describe(name: str, ordered: list[Entry], size: int, channels: int) -> dict[str, Any]:
     if not ordered:
-        raise DataError(f"no images of {name} were found there: see `sosn data list` for the forms that are known")
+        raise DataError(f"no images of {name} were found: see `sosn data list` for the known layouts")
     classes: dict[tuple[str, str], int] = {}
     for entry in ordered:
         classes[entry.split, entry.label] = classes.get((entry.split, entry.label), 0) + 1
@@ -120,7 +120,7 @@ def _describe(name: str, ordered: list[Entry], size: int, channels: int) -> dict
 
 
 def _resume(partial: Path, index: dict[str, Any]) -> int:
-    """How many images an interrupted attempt has decoded; anything that is not the same dataset is begun anew."""
+    """Return how many images an interrupted run has decoded. Starts again if the dataset has changed."""
     note, about = partial / "done", partial / "index.json"
     if note.exists() and about.exists() and json.loads(about.read_text()) == index:
         count, dot, _ = note.read_text().partition(".")
@@ -138,12 +138,12 @@ def _remove(folder: Path) -> None:
 
 
 def read_index(name: str, size: int) -> dict[str, Any]:
-    """What index.json of a prepared dataset says."""
+    """Read index.json of a prepared dataset. Refuses a dataset that is not prepared."""
     folder = place(name, size)
     if not (folder / "index.json").is_file():
         raise DataError(
             f"{name} at {size}×{size} is not prepared: run `sosn data prepare {name} --from PATH --size {size}`, where PATH "
-            "holds its images"
+            "contains its images"
         )
     index: dict[str, Any] = json.loads((folder / "index.json").read_text("utf-8"))
     return index
@@ -152,10 +152,10 @@ def read_index(name: str, size: int) -> dict[str, Any]:
 def open_prepared(
     name: str, size: int, what: str, keep: Callable[[str, str], bool], drawer: Callable[[str], int | None] | None = None
 ) -> Bank:
-    """The bank of the classes for which keep(class, split it came from) is true, read from disk as needed.
+    """Open the classes for which keep(class, original split) is true, as a memory map.
 
-    A class that stands in several splits that are kept is one class. drawer tells from the name of a file who drew it; where
-    it cannot for one, the bank has no drawers.
+    A class that is in several selected splits is merged. drawer returns the drawer of a file by its name; if it returns None
+    for a file, the bank has no drawers. Refuses an empty selection.
     """
     index = read_index(name, size)
     counts = index["counts"]
@@ -176,7 +176,7 @@ def open_prepared(
 
 
 def _part(file: Path, rows: "np.ndarray[Any, np.dtype[np.int64]]") -> Tensor:
-    """Rows of a file of images. One run is mapped; others are copied, into memory or, if many, into a file beside it."""
+    """Return rows of a file of images: contiguous rows as a memory map, others as a copy in memory or, if large, on disk."""
     images = np.load(file, mmap_mode="c")
     if (np.diff(rows) == 1).all():
         return torch.from_numpy(images[rows[0] : rows[-1] + 1])
@@ -194,6 +194,6 @@ def _part(file: Path, rows: "np.ndarray[Any, np.dtype[np.int64]]") -> Tensor:
 
 
 def prepared_sizes(name: str) -> list[int]:
-    """Sizes at which a dataset has been prepared."""
+    """Return the sizes at which a dataset is prepared."""
     found = (path.name.removeprefix(f"{name}-") for path in home().glob(f"{name}-*") if (path / "index.json").is_file())
     return sorted(int(size) for size in found if size.isdigit())
