@@ -82,7 +82,7 @@ def test_variants_are_trained_in_turn_and_can_start_from_one_another(tmp_path: P
     assert [(row["variant"], row["figures"][0]["episodes"]) for row in rows] == [("first", 4), ("fourth", 4), ("second", 3)]
     assert rows[2] == second
     monkeypatch.setattr(sys, "argv", ["variants.py", "omniglot-5w1s", *words[1:]])
-    with pytest.raises(SystemExit, match="holds variants with recipe 'glyphs-5w1s', not 'omniglot-5w1s'"):
+    with pytest.raises(SystemExit, match="has variants with recipe 'glyphs-5w1s', not 'omniglot-5w1s'"):
         runpy.run_path(str(BENCHMARKS / "variants.py"), run_name="__main__")
 
 

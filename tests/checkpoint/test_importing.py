@@ -183,7 +183,7 @@ def test_nothing_in_a_file_is_ever_run(tmp_path: Path) -> None:
             import_relation_net(tmp_path / "encoder.pkl", tmp_path / "relation.pkl")
     assert not (tmp_path / "harm").exists()
     torch.save([torch.zeros(2)], tmp_path / "encoder.pkl")
-    with pytest.raises(CheckpointError, match="holds something else than tensors by name"):
+    with pytest.raises(CheckpointError, match="contains something other than tensors by name"):
         import_relation_net(tmp_path / "encoder.pkl", tmp_path / "relation.pkl")
 
 

@@ -31,5 +31,5 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
     if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
-        raise CheckpointError(f"{str(path)!r} is not a state dict: it holds something other than tensors by name")
+        raise CheckpointError(f"{str(path)!r} is not a state dict: it contains something other than tensors by name")
     return dict(loaded)
