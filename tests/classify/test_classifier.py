@@ -232,7 +232,7 @@ def test_a_method_that_needs_equal_shots_says_so(drawings: list[np.ndarray]) -> 
         ([np.zeros(64)], [1], r"has shape \(64,\)"),
         ([np.full((8, 8), 255.0)], [1], "divide by 255"),
         ([np.full((8, 8), np.nan)], [1], "lie between 0 and 1"),
-        ([np.zeros((8, 8), np.int64)], [1], "holds torch.int64"),
+        ([np.zeros((8, 8), np.int64)], [1], "has type torch.int64"),
         ([3], [1], "an image is a int"),
         ([], [], "there are no images"),
     ],
