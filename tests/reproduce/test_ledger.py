@@ -1,11 +1,10 @@
 """The ledger of this repository: its entries were trained with the current recipes of their rows."""
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from sosn.reproduce.ledger import Entry, current_entries, read_ledger, same_recipe
+from sosn.reproduce.ledger import Entry, read_ledger, same_recipe
 from sosn.reproduce.row import Row
 from sosn.reproduce.table import TABLES
 
@@ -30,11 +29,8 @@ def test_every_entry_was_trained_with_the_recipe_that_its_row_has_today(entries:
     assert others == []
 
 
-def test_every_entry_belongs_to_a_row_and_counts_for_it(entries: list[Entry]) -> None:
-    found = Counter((entry["table"], entry["row"]) for entry in entries)
-    assert found.keys() <= ROWS.keys()
-    for name, count in found.items():
-        assert len(current_entries(entries, ROWS[name])) == count
+def test_every_entry_belongs_to_a_row(entries: list[Entry]) -> None:
+    assert {(entry["table"], entry["row"]) for entry in entries} <= ROWS.keys()
 
 
 @pytest.mark.parametrize(

@@ -145,11 +145,6 @@ def of_row(entries: Iterable[Entry], table: str, row: str) -> list[Entry]:
     return sorted(found, key=lambda entry: int(entry["seed"]))
 
 
-def current_entries(entries: Iterable[Entry], row: Row) -> list[Entry]:
-    """Return the entries of a row that were trained with its current recipe, sorted by seed."""
-    return [entry for entry in of_row(entries, row.table, row.id) if same_recipe(entry, row)]
-
-
 def summarise(entries: Sequence[Entry], measure: Measure, statistics: str) -> Summary | None:
     """Summarise a figure of one row over its seeds. Returns None if no seed has it."""
     found = [(entry["seed"], figure) for entry in entries if (figure := find_figure(entry, measure, statistics))]
