@@ -1,9 +1,9 @@
-"""The whole of SoSN in 100 lines of plain PyTorch: it learns to recognise classes that it never saw in training.
+"""SoSN(⊗)+SigmE, the paper's main model, in 100 lines of plain PyTorch: learns to recognise classes it never saw.
 
 H. Zhang and P. Koniusz, "Power Normalizing Second-order Similarity Network for Few-shot Learning", WACV 2019. Equation
-numbers are the paper's. Shapes: L classes (way), Z support images of each (shot), Q queries, K features, N positions.
+numbers are the paper's. Shapes: L classes (way), Z support images each (shot), Q queries in all, K features, N positions.
 
-    python examples/sosn_in_100_lines.py       # about two minutes on two CPU cores; downloads nothing
+    python examples/sosn_in_100_lines.py       # a few minutes on two CPU cores; downloads nothing
 """
 
 import torch
@@ -29,8 +29,8 @@ def second_order(maps: Tensor) -> Tensor:
     return 2 / (1 + torch.exp(-ETA * m / (trace + LAMBDA))) - 1  # power normalisation: SigmE of M/(Tr M + λ), Eq. 4
 
 
-def relation(support: Tensor, query: Tensor) -> Tensor:
-    """The descriptor ψ of every pair, ⊗ of Eq. 10: (L, K, K) and (Q, K, K) → (Q, L, 2, K, K), class on query."""
+def stack_pairs(support: Tensor, query: Tensor) -> Tensor:
+    """Every class matrix stacked on every query matrix: (L, K, K) and (Q, K, K) → descriptors ψ (Q, L, 2, K, K)."""
     shape = (len(query), len(support), *query.shape[1:])
     return torch.stack((support.expand(shape), query.unsqueeze(1).expand(shape)), 2)
 
@@ -45,16 +45,16 @@ class SoSN(nn.Module):
         self.similarity = nn.Sequential(*blocks, nn.Flatten(), nn.Linear(256, 8), nn.ReLU(), nn.Linear(8, 1))
 
     def forward(self, support: Tensor, query: Tensor) -> Tensor:
-        """Support images (L, Z, 1, 28, 28) and query images (Q, 1, 28, 28) → similarities (Q, L), 0 to 1 (Eq. 5, 6)."""
+        """Support images (L, Z, 1, 28, 28) and query images (Q, 1, 28, 28) → similarities (Q, L), Eq. 5, 6."""
         way, shot = support.shape[:2]
         maps = self.encoder(torch.cat((support.flatten(0, 1), query))).flatten(2)  # Φ = f(X): (L·Z + Q, K, N)
         support_maps = maps[: way * shot].unflatten(0, (way, shot)).mean(1)  # Φ̄, the average over shots: (L, K, N)
-        psi = relation(second_order(support_maps), second_order(maps[way * shot :]))
-        return torch.sigmoid(self.similarity(psi.flatten(0, 1))).view(len(query), way)
+        psi = stack_pairs(second_order(support_maps), second_order(maps[way * shot :]))  # ⊗, Eq. 10
+        return torch.sigmoid(self.similarity(psi.flatten(0, 1))).view(len(query), way)  # between 0 and 1
 
 
 def objective(scores: Tensor, labels: Tensor) -> Tensor:
-    """Mean squared error to 1 for the class of the query and 0 for the others (Eq. 7)."""
+    """Mean squared error to 1 for the class of the query and 0 for the others (Eq. 7, as a mean)."""
     return nn.functional.mse_loss(scores, nn.functional.one_hot(labels, scores.shape[1]).to(scores.dtype))
 
 
@@ -67,8 +67,7 @@ def draw_episode(images: Tensor, way: int, shot: int, query: int) -> tuple[Tenso
 
 def train(model: SoSN, images: Tensor, steps: int) -> list[float]:
     """Adam, one episode a step. Returns the loss of each step."""
-    optimiser = torch.optim.Adam(model.parameters(), LEARNING_RATE)
-    losses: list[float] = []
+    optimiser, losses = torch.optim.Adam(model.train().parameters(), LEARNING_RATE), list[float]()
     for step in range(steps):
         support, query, labels = draw_episode(images, WAY, SHOT, QUERY)
         loss = objective(model(support, query), labels)

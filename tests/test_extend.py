@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,3 +90,32 @@ def test_a_model_of_a_method_that_is_not_registered_names_it(tmp_path: Path) -> 
             sosn.load(tmp_path)
     finally:
         METHODS["strongest_response"] = kind
+
+
+@pytest.mark.slow
+def test_the_command_line_imports_a_file_first(tmp_path: Path) -> None:
+    words = [
+        "--import",
+        str(EXAMPLE),
+        "train",
+        "glyphs-5w1s",
+        "method=strongest_response",
+        *SMALL,
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    ended = subprocess.run([sys.executable, "-m", "sosn", *words], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    words = ["--import", str(tmp_path / "absent.py"), "recipes"]
+    ended = subprocess.run([sys.executable, "-m", "sosn", *words], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "--import needs a Python file" in ended.stderr
+
+
+def test_names_of_sosn_s_own_are_not_given_away() -> None:
+    with pytest.raises(sosn.UsageError, match="method 'sosn' is one of sosn's own"):
+        sosn.register_method(type("Mine", (sosn.SoSN,), {"name": "sosn"}))
+    with pytest.raises(sosn.UsageError, match="encoder 'conv4' is one of sosn's own"):
+        sosn.register_encoder(type("Mine", (ENCODERS["wide"],), {"name": "conv4"}))
+    with pytest.raises(sosn.UsageError, match="dataset 'glyphs' is one of sosn's own"):
+        sosn.register_dataset("glyphs")(DATASETS["stripes"])

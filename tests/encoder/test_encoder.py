@@ -249,3 +249,13 @@ def test_a_timm_backbone_serves_any_method(model: str, side: int) -> None:
             scores = method.eval()(tasks)
         assert scores.shape == (1, 3, 2)
         assert scores.isfinite().all()
+
+
+def test_a_table_without_a_name_changes_the_usual_encoder() -> None:
+    model = PrototypicalNet(channels=1, input_size=28, encoder={"width": 32})
+    assert model.config["encoder"] == {"name": "conv4_pooled", "width": 32}
+
+
+def test_images_that_a_module_cannot_take_are_refused_with_their_size() -> None:
+    with pytest.raises(UsageError, match="encoder Conv2d cannot take images of 1×2×2"):
+        SoSN(channels=1, input_size=2, encoder=nn.Conv2d(1, 64, 3))

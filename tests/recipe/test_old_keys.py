@@ -220,3 +220,16 @@ def test_a_timm_prototype_of_the_last_version_is_a_nearest_prototype_on_a_timm_e
     assert (again.config["preprocessing"]["mean"], again.metric, again.scale) == ([0.5, 0.4, 0.3], "cosine", 10.0)
     save_method(tmp_path / "new.safetensors", again)
     assert load_method(tmp_path / "new.safetensors")[1]["method"] == "nearest_prototype"
+
+
+@pytest.mark.parametrize("word", ["reflections=true", "model.coordinates=3", "erase=0.5", "related=1"])
+def test_a_removed_key_on_the_command_line_is_named(word: str) -> None:
+    with pytest.raises(UsageError, match="this version of sosn no longer has"):
+        override("glyphs-5w1s", [word])
+
+
+def test_names_may_be_quoted() -> None:
+    plain, quoted = (
+        override("glyphs-5w1s", [f"method={mark}prototypical{mark}", f"encoder={mark}resnet12{mark}"]) for mark in ("", '"')
+    )
+    assert plain == quoted

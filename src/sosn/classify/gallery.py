@@ -175,7 +175,7 @@ class Gallery:
             return self.method.describe(maps.unsqueeze(0) if together else maps.unsqueeze(1))
 
     def _directions(self, described: Tensor) -> Tensor:
-        return _directions(described, symmetric=described.ndim == 5)
+        return _directions(described, symmetric=self.method.second_order is not None and described.ndim == 5)
 
     def _shape(self) -> tuple[int, ...]:
         """Return the shape of a class descriptor."""

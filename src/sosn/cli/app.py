@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sosn.cli.common import AsJson, print_json
+from sosn.cli.common import AsJson, import_file, print_json
 from sosn.cli.data import app as data_app
 from sosn.cli.importing import app as import_app
 from sosn.cli.photos import classify, export, tune
@@ -53,8 +53,13 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _sosn(
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    imports: Annotated[
+        list[Path] | None, typer.Option("--import", help="Import a Python file of yours first, for what it registers.")
+    ] = None,
 ) -> None:
     """Recognise new classes of images from one to twenty examples of each."""
+    for file in imports or []:
+        import_file(file)
 
 
 @app.command(context_settings=WORDS)

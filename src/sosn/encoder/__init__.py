@@ -17,6 +17,7 @@ from sosn.util.typed import annotations, check_options
 
 EncoderSpec = str | Mapping[str, Any] | nn.Module  # a name, a table with a name and options, or a module
 ENCODERS: dict[str, type[Encoder]] = {encoder.name: encoder for encoder in (Conv4, Conv4Pooled, ResNet12, TimmEncoder)}
+BUILT_IN = frozenset(ENCODERS)
 E = TypeVar("E", bound=type[Encoder])
 
 
@@ -24,6 +25,8 @@ def register_encoder(kind: E) -> E:
     """Class decorator: register an encoder by its name, for recipes, saved models and `encoder=`."""
     if not kind.name:
         raise UsageError(f"{kind.__name__} has no name: give the class a name, as in name = 'my_encoder'")
+    if kind.name in BUILT_IN:
+        raise UsageError(f"encoder {kind.name!r} is one of sosn's own: choose another name")
     ENCODERS[kind.name] = kind
     return kind
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from sosn.errors import UsageError
 from sosn.util.recorded import Recorded
 
 
@@ -50,6 +51,9 @@ def probe(module: nn.Module, channels: int, side: int) -> Any:
     modes = {part: part.training for part in module.modules()}
     try:
         return module.eval()(torch.zeros(1, channels, side, side, dtype=weight.dtype, device=weight.device))
+    except RuntimeError as error:
+        name = type(module).__name__
+        raise UsageError(f"encoder {name} cannot take images of {channels}×{side}×{side} ({error})") from error
     finally:
         for part, training in modes.items():
             part.training = training

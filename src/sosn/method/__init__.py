@@ -26,6 +26,7 @@ METHODS: dict[str, type[Method]] = {
         NearestPrototype, DeepBDC, CovaMNet, MetaLSTM,
     )
 }  # fmt: skip
+BUILT_IN = frozenset(METHODS)
 M = TypeVar("M", bound=type[Method])
 
 
@@ -33,6 +34,8 @@ def register_method(kind: M) -> M:
     """Class decorator: register a method by its name, for recipes and saved models."""
     if not getattr(kind, "name", ""):
         raise UsageError(f"{kind.__name__} has no name: give the class a name, as in name = 'my_method'")
+    if kind.name in BUILT_IN:
+        raise UsageError(f"method {kind.name!r} is one of sosn's own: choose another name")
     METHODS[kind.name] = kind
     return kind
 

@@ -32,6 +32,8 @@ class EncodedMethod(Method):
     ) -> None:
         super().__init__(channels, input_size, preprocessing, test_time)
         size = self.preprocessing.size
+        if isinstance(encoder, Mapping) and "name" not in encoder:
+            encoder = {**(self.usual_encoder or {}), **encoder}
         self.encoder = build_encoder(encoder or self.usual_encoder or "conv4", self.preprocessing.channels, size)
         self.map_side = self.encoder.map_side(size)
         self.features = self.encoder.width * self.encoder.positions(size)  # numbers that describe an image
@@ -45,7 +47,7 @@ class EncodedMethod(Method):
         return super().config | {"encoder": self.encoder.table()}
 
     def encode(self, images: Tensor) -> Tensor:
-        """Feature maps (B, K, h, w) of images."""
+        """Features of images: maps (B, K, h, w), or what a method makes of them."""
         return self._features(self.preprocessing(images, self.dtype))
 
     def _features(self, images: Tensor) -> Tensor:

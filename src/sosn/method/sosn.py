@@ -97,9 +97,10 @@ class SoSN(EncodedMethod):
         return self.relation.stacked
 
     def use_test_time(self, wanted: TestTimeSpec) -> None:
+        before = self.__dict__.get("test_time", TestTimeAugmentation())
         super().use_test_time(wanted)
         if self.test_time and self.eta is None:
-            self.test_time = TestTimeAugmentation()
+            self.test_time = before
             raise UsageError("eta=None means the number of feature vectors, and test-time augmentation gives more: set eta")
 
     def _encode(self, images: Tensor) -> Tensor:
@@ -119,11 +120,11 @@ class SoSN(EncodedMethod):
 
     def compare(self, classes: Tensor, queries: Tensor) -> Tensor:
         if not self.relation.stacked:
-            return self._score(self._permute(self.relation.describe_pairs(classes, queries.squeeze(2))))
+            return self._pair_logits(self._permute(self.relation.describe_pairs(classes, queries.squeeze(2))))
         if enabled():  # convolves each image once, not once per pair
             logits = self.similarity.pairs(classes, queries, self._pairs_at_once(queries))
         else:
-            logits = self._score(stack_pairs(classes, queries))
+            logits = self._pair_logits(stack_pairs(classes, queries))
         return logits + self._cosines(classes, queries) if self.cosine else logits
 
     @full_precision
@@ -137,7 +138,7 @@ class SoSN(EncodedMethod):
         cosines: Tensor = right @ left.mT
         return self.cosine * cosines
 
-    def _score(self, pairs: Tensor) -> Tensor:
+    def _pair_logits(self, pairs: Tensor) -> Tensor:
         flat = pairs.flatten(0, 2)
         if torch.compiler.is_exporting():  # the exported graph takes any number of pairs at once
             logits: Tensor = self.similarity(flat)

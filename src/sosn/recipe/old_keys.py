@@ -54,6 +54,13 @@ def is_inactive(key: str, value: Any, encoder: str) -> bool:
     return True
 
 
+def refuse_removed(key: str) -> None:
+    """Refuse a key of the command line that an earlier version had."""
+    section, _, name = key.rpartition(".")
+    if any(name in options for home, options in REMOVED.items() if section in ("", home)):
+        raise UsageError(f"this version of sosn no longer has {name}: leave it out")
+
+
 def drop_removed(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a section without removed options. Refuses a removed option that was on."""
     removed = REMOVED.get(section, {})

@@ -10,7 +10,7 @@ from sosn.encoder.preprocessing import Preprocessing
 from sosn.errors import UsageError
 from sosn.method import method_class, method_options
 from sosn.recipe.library import as_recipe
-from sosn.recipe.old_keys import MOVED, current_key, is_inactive
+from sosn.recipe.old_keys import MOVED, current_key, is_inactive, refuse_removed
 from sosn.recipe.recipe import Recipe, from_table, known_keys, usual_encoder
 from sosn.recipe.sections import SECTIONS
 from sosn.util.spelling import nearest
@@ -35,11 +35,13 @@ def override(recipe: Recipe | str | os.PathLike[str], assignments: Iterable[str]
         refuse_option(key)
         if not equals:
             raise UsageError(f"{assignment!r} is not key=value: write, for example, steps=2000")
-        key = key.strip()
+        key, value = key.strip(), parse(text)
+        text = value if isinstance(value, str) else text  # a name may be quoted
         if key in ("title", "seed"):
-            table[key] = parse(text)
+            table[key] = value
             continue
-        if is_inactive(key, parse(text), table["encoder"].get("name", "")):
+        refuse_removed(key)
+        if is_inactive(key, value, table["encoder"].get("name", "")):
             continue
         section, name = _locate(current_key(key), table)
         if section == "data" and name == "name" and text != table["data"]["name"]:  # drop the old dataset's options
@@ -50,7 +52,7 @@ def override(recipe: Recipe | str | os.PathLike[str], assignments: Iterable[str]
                 table["training"]["loss"] = method_class(text).own_loss
         if section == "encoder" and name == "name" and text != table["encoder"].get("name"):
             _change_encoder(table, text)
-        table[section][name] = parse(text)
+        table[section][name] = value
     return from_table(table, "the command line")
 
 

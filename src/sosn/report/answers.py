@@ -50,7 +50,10 @@ def _row(one: Classified) -> dict[str, Any]:
     likely = sorted(one.answer.probabilities.items(), key=lambda pair: -pair[1])[:LIKELY]
     row = {"image": one.image, "picture": _thumbnail(Path(one.image)), "answer": one.answer.answer, "likely": likely}
     if one.nearest and one.nearest.source:
-        row |= {"nearest": _thumbnail(Path(one.nearest.source)), "nearest_name": Path(one.nearest.source).name}
+        row |= {
+            "nearest": _thumbnail(Path(one.nearest.source)),
+            "nearest_name": f"{one.nearest.label}: {Path(one.nearest.source).name}",
+        }
     return row
 
 

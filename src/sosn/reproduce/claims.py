@@ -9,7 +9,7 @@ from sosn.checkpoint.registry import load
 from sosn.method.base import Statistics
 from sosn.reproduce import mini_imagenet, omniglot
 from sosn.reproduce.burstiness import burstiness
-from sosn.reproduce.ledger import Entry, Gap, gap, of_row, read_entry, summarise, write_entry
+from sosn.reproduce.ledger import Entry, Gap, gap, of_row, read_entry, write_entry
 from sosn.reproduce.ranks import ranks
 from sosn.reproduce.row import Measure, Row, changes
 from sosn.reproduce.table import TABLES, Job, Options, into_ledger, plan, run_jobs, select
@@ -55,13 +55,6 @@ class Contrast:
     def ours(self, entries: Sequence[Entry], statistics: Statistics = "running") -> Gap | None:
         first, second = (of_row(entries, self.table, row) for row in (self.first, self.second))
         return gap(first, second, self.measure, statistics)
-
-    def of_all_seeds(self, entries: Sequence[Entry]) -> float | None:
-        """Return the difference of the rows' means over all seeds, if their seeds differ. It has no interval."""
-        first, second = (
-            summarise(of_row(entries, self.table, row), self.measure, "running") for row in (self.first, self.second)
-        )
-        return first.mean - second.mean if first and second and first.seeds != second.seeds else None
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ DATASETS: dict[str, Callable[..., Bank]] = {
     "fc100": fc100,
     "folder": folder,
 }
+BUILT_IN = frozenset(DATASETS)
 
 
 def register_dataset(name: str) -> Callable[[Opener], Opener]:
@@ -38,6 +39,8 @@ def register_dataset(name: str) -> Callable[[Opener], Opener]:
     """
 
     def register(opener: Opener) -> Opener:
+        if name in BUILT_IN:
+            raise UsageError(f"dataset {name!r} is one of sosn's own: choose another name")
         DATASETS[name] = opener
         return opener
 
