@@ -1,6 +1,7 @@
 """The floor plan holds: what may import what, and how large things may grow. docs/architecture.md explains it."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -98,14 +99,27 @@ def test_the_page_on_architecture_names_every_room_from_above_to_below() -> None
     assert set(rooms) == set().union(*LEVELS) - {"__main__", "__init__"}
 
 
+ISOLATED = """
+import importlib, os, sys
+import lightning_fabric, matplotlib.figure, PIL.Image, torch, typer  # once for all: what takes seconds
+
+for name in sys.argv[1:]:
+    child = os.fork()
+    if not child:
+        importlib.import_module(name)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        sys.exit(f"{name} cannot be imported by itself")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="each module is imported in a forked process")
 def test_every_module_can_be_imported_by_itself() -> None:
-    """In a process of its own for each room, so that no order of imports hides a circle."""
-    script = "import importlib, sys\nfor name in sys.argv[1:]:\n    importlib.import_module(name)\n"
-    rooms = {name.rpartition(".")[0] or name for name in MODULES if name not in ("__main__", "__init__")}
-    for room in sorted(rooms, reverse=True):
-        own = [f"sosn.{name}" for name in MODULES if name == room or name.rpartition(".")[0] == room]
-        ended = subprocess.run([sys.executable, "-c", script, *reversed(own)], capture_output=True, text=True, check=False)
-        assert ended.returncode == 0, ended.stderr
+    """In a process of its own, so that no order of imports hides a circle."""
+    names = [f"sosn.{name}" for name in MODULES if name not in ("__main__", "__init__")]
+    ended = subprocess.run([sys.executable, "-c", ISOLATED, *names], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -58,6 +58,7 @@ def test_times_of_preparing_and_opening_are_kept_dataset_by_dataset(tmp_path: Pa
     assert not (tmp_path / "untouched").exists()
 
 
+@pytest.mark.slow
 def test_variants_are_trained_in_turn_and_can_start_from_one_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = "alphabets=10 characters=6 drawings=8 steps=2 val_episodes=2 report_episodes=2 val_query=2 recalibrate=0"
     (tmp_path / "list.txt").write_text(f"first {small}\n# a remark\n\nsecond {small} every=1 start=@first\nthird steps=0\n")
@@ -86,6 +87,7 @@ def test_variants_are_trained_in_turn_and_can_start_from_one_another(tmp_path: P
         runpy.run_path(str(BENCHMARKS / "variants.py"), run_name="__main__")
 
 
+@pytest.mark.slow
 def test_a_shipped_model_is_replaced_when_its_successor_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = "alphabets=10 characters=6 drawings=8 steps=2 every=2 val_episodes=2 report_episodes=2 val_query=2 recalibrate=0"
     train(override(load_recipe("glyphs-5w1s"), small.split()), tmp_path / "run")
@@ -110,6 +112,7 @@ def test_a_shipped_model_is_replaced_when_its_successor_is_measured(tmp_path: Pa
     assert card["accuracy"] == shipped.accuracy
 
 
+@pytest.mark.slow
 def test_steps_of_a_recipe_are_timed_with_and_without_the_engine_in_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +141,7 @@ def test_steps_of_a_recipe_are_timed_with_and_without_the_engine_in_turn(
             runpy.run_path(str(BENCHMARKS / "steps.py"), run_name="__main__")
 
 
+@pytest.mark.slow
 def test_settings_of_test_time_augmentation_are_held_against_none_on_the_same_episodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +168,7 @@ def test_settings_of_test_time_augmentation_are_held_against_none_on_the_same_ep
     assert rows[1]["difference"] != 0
 
 
+@pytest.mark.slow
 def test_results_of_further_protocols_are_added_to_a_card_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,6 +195,7 @@ def test_results_of_further_protocols_are_added_to_a_card_once(
     assert "% on glyphs val classes, drawings=4, seed=5, 2-way 2-shot, 2 episodes of 1 query a class, running" in told
 
 
+@pytest.mark.slow
 def test_answers_and_times_of_a_gallery_are_kept_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sosn, "open_bank", partial(sosn.open_bank, alphabets=10, characters=2, drawings=4))
     out = tmp_path / "gallery.json"
@@ -223,6 +229,7 @@ def test_queries_of_a_gallery_take_every_class_before_another_picture_of_one_and
     assert script["share"]([True] * 8 + [False] * 2, ["a", "b"] * 5, "recall")["recall_ci95"][0] < 0.4
 
 
+@pytest.mark.slow
 def test_several_models_are_calibrated_in_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = [tmp_path / "first", tmp_path / "second"]
     for folder in folders:
@@ -245,6 +252,7 @@ def test_several_models_are_calibrated_in_one_call(tmp_path: Path, monkeypatch: 
         assert [(one.way, one.episodes) for one in found.sizes[-1:]] == [(2, 10)]
 
 
+@pytest.mark.slow
 def test_the_engine_is_held_against_the_layers_one_by_one_seed_by_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = BENCHMARKS / "engine_accuracy.py"
     small = "alphabets=10 characters=6 drawings=20 steps=2 every=2 val_episodes=2 report_episodes=2 val_query=2 recalibrate=0"
@@ -264,6 +272,7 @@ def test_the_engine_is_held_against_the_layers_one_by_one_seed_by_seed(tmp_path:
         assert row["engine"]["seconds"] > 0
 
 
+@pytest.mark.slow
 def test_answers_to_drawings_on_either_ground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawings = sosn.open_bank("glyphs", "val", alphabets=12, characters=6, drawings=8)
     monkeypatch.setattr(sosn, "open_bank", lambda *_: drawings)
@@ -279,6 +288,7 @@ def test_answers_to_drawings_on_either_ground(tmp_path: Path, monkeypatch: pytes
     assert told["recognised"] == [{"split": "val", "drawings": len(drawings), "turned": 0, "negatives_turned": len(drawings)}]
 
 
+@pytest.mark.slow
 def test_a_profile_names_the_operators_that_take_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = runpy.run_path(str(BENCHMARKS / "profile_engine.py"))
     small = {"SHAPE": Shape(5, 1, 1, 28, 1), "CALLS": 2, "WARM": 0}

@@ -20,6 +20,7 @@ DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PLACES = re.compile(r"<!-- /([\w.-]+) -->")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", write_docs.PAGES)
 def test_a_page_shows_the_figures_of_the_results(page: str) -> None:
     assert write_docs.written(page) == (ROOT / page).read_text("utf-8"), "run python tools/write_docs.py"

@@ -32,6 +32,7 @@ def losses(make: Callable[[], contenders.Step], steps: int = 3) -> torch.Tensor:
     return torch.stack([value for _ in range(steps) if isinstance(value := step(), torch.Tensor)])
 
 
+@pytest.mark.slow
 def test_contenders_train_the_same_model_on_the_same_images() -> None:
     loop = losses(lambda: contenders.loop_step(SMALL, CPU))
     plain = losses(lambda: contenders.training_step(SMALL, 1, CPU, False, "plain"))
@@ -122,6 +123,7 @@ def test_of_three_turns_the_median_counts(monkeypatch: pytest.MonkeyPatch) -> No
     assert seconds == {"unsteady": 2.0}
 
 
+@pytest.mark.slow
 def test_figures_of_training_follow_from_seconds_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     monkeypatch.setattr(measure, "EPISODES", {"cpu": 8})
@@ -144,6 +146,7 @@ def test_figures_of_training_follow_from_seconds_a_step(monkeypatch: pytest.Monk
     assert measure._growth(SMALL, CPU, True) == {"shape": str(SMALL), "ms_per_episode": 1000.0, "peak_gib": 0.0}
 
 
+@pytest.mark.slow
 def test_the_work_of_an_episode_is_that_of_its_convolutions() -> None:
     def convolutions(*layers: tuple[int, int]) -> list[float]:
         return [2 * 9 * inputs * 64 * side**2 for inputs, side in layers]
@@ -192,6 +195,7 @@ def test_memory_on_the_cpu_is_that_of_tensors_that_live_at_once() -> None:
     assert tensors.now == 0
 
 
+@pytest.mark.slow
 def test_a_contender_without_memory_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> contenders.Step:
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -204,6 +208,7 @@ def test_a_contender_without_memory_is_skipped(monkeypatch: pytest.MonkeyPatch) 
     assert measure._growth(SMALL, CPU, True) is None
 
 
+@pytest.mark.slow
 def test_a_whole_evaluation_is_timed_per_episode(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     monkeypatch.setattr(measure, "has_easyfsl", lambda: False)
@@ -223,6 +228,7 @@ def test_the_floor_is_the_rate_of_a_matrix_product(monkeypatch: pytest.MonkeyPat
     assert measure._peak(CPU, True) == 2 * 512**3 / 0.5
 
 
+@pytest.mark.slow
 def test_measurements_are_kept_after_every_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_training", "_evaluation", "_growth"):
         monkeypatch.setattr(measure, name, lambda shape, *_: {"shape": str(shape), "left_out": ["loop"]})
@@ -351,6 +357,7 @@ def test_the_benchmarks_table_fits_into_eighty_columns(
             assert any(all(cell in line for cell in cells) for line in table), cells
 
 
+@pytest.mark.slow
 def test_the_benchmark_compares_contenders_in_one_run(cli: Cli, tmp_path: Path) -> None:
     code, out, err = cli("bench", "--quick", "--device", "cpu", "--out", "bench", "--json")
     assert code == 0, err

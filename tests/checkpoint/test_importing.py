@@ -187,6 +187,7 @@ def test_nothing_in_a_file_is_ever_run(tmp_path: Path) -> None:
         import_relation_net(tmp_path / "encoder.pkl", tmp_path / "relation.pkl")
 
 
+@pytest.mark.slow
 def test_the_encoder_of_a_model_is_frozen_under_a_nearest_prototype(cli: Cli, tmp_path: Path) -> None:
     code, _, err = cli("import", "frozen", "glyphs", "--out", "frozen", "metric=cosine", "eta=20")
     assert code == 0, err

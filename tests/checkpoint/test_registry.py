@@ -24,6 +24,7 @@ def test_every_model_is_small_and_has_a_whole_card(name: str) -> None:
     assert sosn.load(name).parameter_count() == card["parameters"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(shipped_models()))
 def test_the_figure_of_a_card_is_of_the_episodes_that_are_drawn_today(name: str) -> None:
     card = shipped_models()[name]
@@ -51,6 +52,7 @@ def test_the_best_models_are_of_the_best_recipes_as_they_are(name: str, recipe: 
     assert from_table(card["first_stage"], name) == load_recipe(f"{card['data']}-best-pretrain")
 
 
+@pytest.mark.slow
 def test_the_glyphs_model_classifies_new_characters() -> None:
     result = evaluate(sosn.load("glyphs"), sosn.open_bank("glyphs", "test"), query=5, episodes=40)
     assert result.accuracy > 0.93

@@ -273,6 +273,7 @@ else:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="limits on file size are Unix's")
 def test_when_the_disk_is_full_the_old_file_is_whole_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"

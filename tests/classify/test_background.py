@@ -142,6 +142,7 @@ def test_only_images_with_the_wrong_background_are_inverted() -> None:
     assert torch.equal(found, light.repeat(3, 1, 1, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["glyphs", "omniglot"])
 def test_negatives_get_the_answers_of_their_originals(bank: Bank, model: str) -> None:
     (support, labels), queries = _shown(bank), _asked(bank)
@@ -159,6 +160,7 @@ def test_negatives_get_the_answers_of_their_originals(bank: Bank, model: str) ->
         np.testing.assert_array_equal(inverted_support.similarities(mixed), expected)
 
 
+@pytest.mark.slow
 def test_inversion_is_warned_of_once_per_call(bank: Bank) -> None:
     support, labels = _shown(bank)
     classifier = FewShotClassifier("glyphs").fit(support, labels)
@@ -220,6 +222,7 @@ def test_a_gallery_s_warnings_name_the_line_that_called_it(bank: Bank, tmp_path:
         assert [Path(one.filename) for one in found] == [Path(__file__)]
 
 
+@pytest.mark.slow
 def test_a_gallery_inverts_drawings_too(bank: Bank, tmp_path: Path) -> None:
     queries = _asked(bank)
     one = Gallery.create(tmp_path / "one", "glyphs")

@@ -93,6 +93,7 @@ def test_new_drawings_are_recognised(folder: Path) -> None:
     assert list(classifier.classes_) == sorted(path.name for path in (folder / "support").iterdir())
 
 
+@pytest.mark.slow
 def test_paths_pillow_images_arrays_and_tensors_give_the_same(folder: Path, drawings: list[np.ndarray]) -> None:
     classifier = FewShotClassifier("glyphs").fit(folder / "support")
     files = sorted((folder / "query").glob("*/*.png"))
@@ -161,6 +162,7 @@ def test_the_explanation_names_the_support_image_that_the_model_finds_nearest(fo
         assert sum(explanation.probabilities.values()) == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_saved_classifier_answers_the_same_and_can_learn_on(folder: Path, tmp_path: Path) -> None:
     queries = sorted((folder / "query").glob("*/*.png"))
     names = sorted(path for path in (folder / "support").iterdir())
@@ -264,11 +266,13 @@ def test_an_unfitted_classifier_says_so() -> None:
         FewShotClassifier().set_params(modell="glyphs")
 
 
+@pytest.mark.slow
 def test_importing_sosn_or_the_classifier_imports_no_scikit_learn() -> None:
     program = "import sys, sosn; assert 'torch' not in sys.modules; sosn.FewShotClassifier; sys.exit('sklearn' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_scikit_learn_clones_crosses_and_pipes_it(bank: Bank, drawings: list[np.ndarray]) -> None:
     pytest.importorskip("sklearn")
     from sklearn.base import clone, is_classifier

@@ -30,6 +30,7 @@ def gallery(bank: Bank, tmp_path: Path) -> Gallery:
     return made
 
 
+@pytest.mark.slow
 def test_scoring_all_classes_gives_the_answers_of_the_classifier(bank: Bank, gallery: Gallery) -> None:
     queries = [bank.class_images(name)[1] for name in bank.names[:6]]
     classifier = sosn.FewShotClassifier("glyphs").fit([bank.class_images(name)[0] for name in bank.names], bank.names)
@@ -52,6 +53,7 @@ def test_matches_are_ranked_before_scores_are_squashed_to_one(
     assert [[match.label for match in row] for row in found] == expected
 
 
+@pytest.mark.slow
 def test_the_shortlist_holds_the_right_class_and_answers_as_all_classes_do(bank: Bank, gallery: Gallery) -> None:
     names = bank.names[::3]
     queries = [bank.class_images(name)[1] for name in names]

@@ -115,6 +115,7 @@ def from_archive(path: Path, every: int, count: int) -> list[Tensor]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_omniglot_is_drawings_and_mini_imagenet_photos(real_data: Path) -> None:
     drawings = from_archive(real_data / "omniglot.tar.xz", 37, 100)

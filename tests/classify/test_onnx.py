@@ -48,6 +48,7 @@ def _session(path: Path) -> Any:
     return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "shot", "queries"), [(1, 1, 1), (2, 5, 7), (9, 2, 3)])
 def test_any_number_of_classes_shots_and_queries_gives_the_method_s_scores(
     exported: Path, way: int, shot: int, queries: int
@@ -62,6 +63,7 @@ def test_any_number_of_classes_shots_and_queries_gives_the_method_s_scores(
     np.testing.assert_allclose(found, expected.numpy(), atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -76,6 +78,7 @@ def test_permutations_streams_and_other_relations_are_exported_too(tmp_path: Pat
     assert export_onnx(method, tmp_path, "own")["largest_difference"] <= 1e-4
 
 
+@pytest.mark.slow
 def test_what_goes_beyond_the_paper_is_exported_too(tmp_path: Path) -> None:
     torch.manual_seed(0)
     copies: dict[str, Any] = {"mirror": True, "scales": 1, "turns": 1}
@@ -128,6 +131,7 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_folder_and_says_what_it_checked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,7 @@ def test_a_model_that_images_are_strange_to_is_tuned_and_kept(bank: Bank) -> Non
     assert all(torch.equal(result.method.state_dict()[name], before[name]) for name in statistics)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_right_already_is_left_as_it_is(bank: Bank) -> None:
     result = tune(sosn.load("glyphs"), bank, 1)
     assert result.before >= 0.9 * result.pictures
@@ -107,6 +108,7 @@ def test_the_command_writes_a_model_that_classify_takes(cli: Cli, bank: Bank, tm
     assert "choose another --out" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inside", ["", "test"])
 def test_classes_that_a_model_was_tuned_to_are_not_evaluated_as_new(
     bank: Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: str
@@ -134,6 +136,7 @@ def test_classes_that_a_model_was_tuned_to_are_not_evaluated_as_new(
     assert any(tuned_to in one.classes for one in training_classes("tuned"))  # and so by what starts from it
 
 
+@pytest.mark.slow
 def test_drawings_with_the_wrong_background_are_inverted_before_tuning(cli: Cli, bank: Bank, tmp_path: Path) -> None:
     for number, name in enumerate(bank.names):
         for background, folder in (("light", tmp_path / "light"), ("dark", tmp_path / "dark")):

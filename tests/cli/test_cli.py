@@ -43,6 +43,7 @@ def test_wide_tables_are_not_broken_in_a_file(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_training_then_evaluating_gives_the_same_figure_to_the_last_digit(cli: Cli) -> None:
     code, out, err = cli("train", "glyphs-5w1s", *TINY, "steps=4", "every=2", "report_episodes=20", "--out", "run", "--json")
     assert code == 0, err
@@ -55,6 +56,7 @@ def test_training_then_evaluating_gives_the_same_figure_to_the_last_digit(cli: C
     assert evaluated["split"] == trained["split"] == "val"
 
 
+@pytest.mark.slow
 def test_evaluation_takes_other_sizes_and_the_test_split_must_be_typed(cli: Cli) -> None:
     assert cli("train", "glyphs-5w1s", *TINY, "steps=2", "every=2", "--out", "run")[0] == 0
     words = "split=test way=3 shot=2 query=3 episodes=4 seed=7 statistics=batch device=cpu".split()
@@ -91,6 +93,7 @@ def test_evaluation_takes_options_of_the_data_bare_unless_it_has_such_a_key_itse
             evaluation_settings(glyphs, words)
 
 
+@pytest.mark.slow
 def test_a_human_gets_a_sentence(cli: Cli) -> None:
     code, out, err = cli("train", "glyphs-5w1s", *TINY, "steps=2", "every=2")
     assert code == 0
@@ -102,6 +105,7 @@ def test_a_human_gets_a_sentence(cli: Cli) -> None:
     assert "±" in out
 
 
+@pytest.mark.slow
 def test_the_demo_trains_evaluates_classifies_and_writes_a_report(cli: Cli, tmp_path: Path) -> None:
     words = [word for word in TINY if not word.startswith("drawings")]
     code, out, err = cli("demo", *words, "steps=20", "every=10", "--out", "shown", "--json")
@@ -158,6 +162,7 @@ def test_models_are_listed(cli: Cli) -> None:
     assert "glyphs" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
@@ -210,6 +215,7 @@ def test_bad_images_are_named(cli: Cli, tmp_path: Path) -> None:
     assert "class 'kind3' has no images" in err
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_prints_how_to_continue(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from sosn.training.trainer import Trainer
 
@@ -269,6 +275,7 @@ def test_data_is_prepared_listed_checked_and_shown(cli: Cli, tmp_path: Path, mon
     assert "'nowhere' does not exist" in err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_behind_standard_output_is_an_error() -> None:
     with Path("/dev/full").open("w") as full:
@@ -279,6 +286,7 @@ def test_a_full_disk_behind_standard_output_is_an_error() -> None:
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_a_polite_kill_ends_as_an_interrupt_does(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sosn", "train", "glyphs-5w1s", *TINY, "steps=100000", "--out", str(tmp_path / "run")]
     quiet = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command]  # as a script starts what goes to the background
@@ -292,6 +300,7 @@ def test_a_polite_kill_ends_as_an_interrupt_does(tmp_path: Path) -> None:
     assert f"`sosn train {tmp_path / 'run'} --resume`" in err
 
 
+@pytest.mark.slow
 def test_a_terminal_shows_a_bar_with_loss_rate_and_time_left(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     words = (*TINY, "steps=30", "every=15", "--out", str(tmp_path / "run"))

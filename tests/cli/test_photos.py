@@ -124,6 +124,7 @@ def test_wrong_options_are_reported(cli: Cli, drawings: Path, tmp_path: Path) ->
         assert out == ""
 
 
+@pytest.mark.slow
 def test_photos_print_what_to_expect_and_what_is_stronger() -> None:
     photos = list(np.random.default_rng(0).integers(0, 256, (2, 84, 84, 3), dtype=np.uint8))
     said = expectation(FewShotClassifier().fit(photos, ["a", "b"]))

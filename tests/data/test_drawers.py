@@ -206,6 +206,7 @@ def test_lakes_partition_tests_on_the_evaluation_alphabets_and_trains_on_none_of
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_command_line_evaluates_the_tasks_and_prints_their_number(tmp_path: Path, cli: Cli) -> None:
     omniglot_tree(tmp_path / "tree")
     prepare_dataset("omniglot", tmp_path / "tree")

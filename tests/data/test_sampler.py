@@ -165,6 +165,7 @@ layouts = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=9), min_size
 amounts = st.integers(1, 4)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, derandomize=True, database=None)
 @given(layout=layouts, shot=amounts, query=amounts)
 @example(layout=[[0, 0, 0, 1, 1], [0, 1]], shot=1, query=1)

@@ -152,6 +152,7 @@ def sosn_on_resnet12(encoder: dict[str, Any] | None = None, **options: Any) -> s
     return sosn.SoSN(**TINY | {"encoder": TINY["encoder"] | (encoder or {})} | options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relation", ["average", "full"])
 def test_sosn_compares_the_features_of_the_encoder(relation: Any) -> None:
     model, tasks = sosn_on_resnet12(relation=relation).double(), episode(2)
@@ -186,6 +187,7 @@ def test_the_plain_engine_and_images_encoded_one_by_one_give_the_same_scores() -
     assert scores.std() > 1e-6
 
 
+@pytest.mark.slow
 def test_bf16_moves_the_scores_little() -> None:
     try:
         check_bf16()
@@ -200,6 +202,7 @@ def test_bf16_moves_the_scores_little() -> None:
     torch.testing.assert_close(half, plain, rtol=0, atol=0.05)
 
 
+@pytest.mark.slow
 def test_it_is_saved_and_exported_like_any_other(tmp_path: Path) -> None:
     model = moved(sosn_on_resnet12({"pools": 2}))
     model.trained = True

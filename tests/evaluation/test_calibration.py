@@ -94,6 +94,7 @@ def _episodes(count: int, key: int) -> torch.Tensor:
     return torch.randn(count, 1, generator=source) + torch.randn(count, 25, generator=source)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [60, 600])
 def test_a_threshold_holds_on_other_episodes_where_the_plain_quantile_does_every_other_time(count: int) -> None:
     quantile, safe = [], []
@@ -211,6 +212,7 @@ def test_measuring_needs_a_trained_model_and_enough_classes() -> None:
         measure(maml, bank, "val", "glyphs", query=2, shots=[1])
 
 
+@pytest.mark.slow
 def test_measuring_logs_the_number_of_episodes_and_skips_sizes_that_the_bank_is_too_small_for() -> None:
     bank = sosn.open_bank("glyphs", "val", alphabets=10, characters=4, drawings=4)
     bank = bank.subset(bank.names[:4])
@@ -221,6 +223,7 @@ def test_measuring_logs_the_number_of_episodes_and_skips_sizes_that_the_bank_is_
     assert found == measure(sosn.load("glyphs"), bank, "val", "glyphs", (2, 3), (1,), query=2, episodes=6)
 
 
+@pytest.mark.slow
 def test_thresholds_are_evaluated_on_episodes_that_they_were_not_fitted_to() -> None:
     bank = sosn.open_bank("glyphs", "val", alphabets=10, characters=8, drawings=6)
     model = sosn.load("glyphs")
@@ -269,6 +272,7 @@ def test_no_shipped_model_rejects_more_known_images_than_allowed(name: str) -> N
         assert 0.02 < size.refused <= 0.05, f"{size.way}-way {size.shot}-shot"
 
 
+@pytest.mark.slow
 def test_unknown_characters_are_rejected_and_few_known_ones_are() -> None:
     """On test classes, which neither training nor calibration saw."""
     bank = sosn.open_bank("glyphs", "test")

@@ -34,6 +34,7 @@ def save(folder: Path, name: str, trained: bool = True, **settings: Any) -> str:
     return str(folder / f"{name}.safetensors")
 
 
+@pytest.mark.slow
 def test_rows_are_the_paired_comparison_with_the_first(tmp_path: Path) -> None:
     models = [save(tmp_path, name) for name in ("prototypical", "relation_net", "maml")]
     rows, settings = compare_models(models, WORDS)

@@ -396,6 +396,7 @@ def test_scores_that_are_not_finite_are_no_result() -> None:
         evaluate(model, bank, query=1, episodes=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shot", [1, 2])
 def test_every_image_is_encoded_once_which_changes_no_figure(monkeypatch: pytest.MonkeyPatch, shot: int) -> None:
     bank = sosn.open_bank("glyphs", "val", alphabets=10, characters=8, drawings=12)
@@ -446,6 +447,7 @@ def glyph_scores(*words: str) -> Tensor:
     return scores(lambda: evaluate_model("glyphs", [*sizes.split(), *words])[0])
 
 
+@pytest.mark.slow
 def test_the_engine_answers_as_the_plain_layers_do() -> None:
     assert agreement(glyph_scores("engine=auto"), glyph_scores("engine=plain")) >= 0.999
 
@@ -483,6 +485,7 @@ def test_half_precision_is_tested_by_a_child_process_and_warned_of_if_slower(
     assert len(tries) == 1
 
 
+@pytest.mark.slow
 def test_half_precision_is_used_where_the_processor_can_and_refused_elsewhere() -> None:
     try:
         check_bf16()

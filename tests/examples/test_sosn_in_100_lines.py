@@ -100,6 +100,7 @@ def test_an_episode_shows_each_class_and_asks_for_others_of_its_images(example: 
     assert torch.cat((support.flatten(), query.flatten())).unique().numel() == 4 * (2 + 3)
 
 
+@pytest.mark.slow
 def test_a_short_training_lowers_the_loss(example: ModuleType) -> None:
     drawings = images(example.WAY, 1).float().expand(-1, 3, -1, -1, -1)  # all drawings of a class are the same
     losses = example.train(example.SoSN().to(memory_format=torch.channels_last), drawings, steps=5)

@@ -33,6 +33,7 @@ def without_gradient(exact: dict[str, Tensor]) -> list[str]:
     return [name for name in exact if name.endswith("bias") and exact[name].norm() < ZERO * exact[f"{name[:-4]}weight"].norm()]
 
 
+@pytest.mark.slow
 def test_the_engine_has_the_gradients_of_the_layers_one_by_one(three: Three) -> None:
     assert not astray(*three)
 

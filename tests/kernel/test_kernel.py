@@ -71,6 +71,7 @@ def remembered(draw: Callable[..., Tensor], weight: Tensor, bias: Tensor) -> Fix
     return Fixed(weight, bias, mean, 0.2 + var.square(), offset, 0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("channels", "height", "width"), [(6, 6, 4), (5, 7, 5), (8, 3, 3), (70, 3, 2)])
 @pytest.mark.parametrize(
@@ -107,6 +108,7 @@ def test_norm_pool_is_batch_norm_pooling_and_relu(
     close(norm_pool.norm_pool_fixed(maps.detach(), fixed, pool, relu, leak), expected, TOLERANCE[dtype])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("weight", "bias"), [(0.0, 0.5), (1e-5, 0.0), (-0.01, 3.0), (0.3, 1.0), (-2.0, 1.0)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.usefixtures("triton")
@@ -125,6 +127,7 @@ def test_norm_pool_finds_normalised_values_however_small_the_weight(
         close(ours, theirs, TOLERANCE[dtype] / 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("channels", "height", "width", "ties"), [(6, 6, 4, False), (5, 7, 5, False), (70, 3, 2, False), (6, 8, 6, True)]
@@ -245,6 +248,7 @@ def test_a_first_block_that_pools_leaks_what_it_should(draw: Callable[..., Tenso
     close(layers.run(block, images), expected, 1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("episodes", "way", "queries", "channels", "side"), [(2, 3, 5, 6, 6), (1, 2, 7, 4, 5), (2, 5, 2, 3, 4), (1, 40, 3, 2, 4)]
@@ -321,6 +325,7 @@ def check_first_block(
         close(mine, theirs if theirs.abs().max() > 1e-8 else torch.zeros_like(theirs), TOLERANCE[dtype])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("channels", "filters", "height", "width", "padding", "relu"),
@@ -349,6 +354,7 @@ def test_a_first_block_is_convolution_batch_norm_pooling_and_relu(
     check_first_block(dtype, ours, expected, convolved, inputs, exact, draw(*expected.shape))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "episodes", "way", "queries", "permutations", "depth", "filters", "height", "width"),
     [
@@ -493,6 +499,7 @@ def test_a_weight_may_be_a_part_of_another_tensor(draw: Callable[..., Tensor]) -
     close(gradients(result, passing, weight)[0], gradients(expected, passing, exact[1])[0], TOLERANCE[dtype])
 
 
+@pytest.mark.slow
 def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -516,6 +523,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
     assert all(compiled.values())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("triton")
 def test_results_do_not_depend_on_how_kernels_are_launched(
     draw: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
@@ -556,6 +564,7 @@ def test_results_do_not_depend_on_how_kernels_are_launched(
     assert min(taken) > 2 * 16  # or a program had a single tile
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("triton")
 def test_kernels_are_launched_where_their_tensors_are(draw: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
@@ -598,6 +607,7 @@ def small_model(**options: object) -> sosn.SoSN:
     return model.double()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{}, {"permutations": 3}, {"permutations": 2, "streams": 2}, {"relation": "or_like"}, {"relation": "hadamard"}],
@@ -671,6 +681,7 @@ def test_pairs_in_parts_are_all_pairs_and_each_class_is_convolved_once(monkeypat
         torch.testing.assert_close(whole.flatten(0, 2), layers.run(block, pairs), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("triton")
 def test_gradients_pass_in_evaluation_mode_and_scores_stay_without_them() -> None:
     episode, model = glyph_episode(1), small_model().eval()

@@ -63,6 +63,7 @@ def fixed(offset: Tensor, weight: Tensor, bias: Tensor) -> Fixed:
     return Fixed(weight, bias, torch.randn_like(bias), torch.rand_like(bias), offset, 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pool", "relu"), [(True, True), (False, True), (True, False)])
 @pytest.mark.parametrize(("channels", "height", "width"), [(5, 7, 5), (18, 4, 6), (3, 3, 8), (70, 2, 3)])
 @pytest.mark.usefixtures("memory", "_small_launches")
@@ -73,6 +74,7 @@ def test_norm_pool_stays_within_its_tensors(channels: int, height: int, width: i
     norm_pool.norm_pool_fixed(maps.detach(), fixed(offset, weight, bias), pool, relu)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", [True, False])
 @pytest.mark.parametrize(("channels", "height", "width"), [(5, 7, 5), (70, 2, 3)])
 @pytest.mark.usefixtures("memory", "_small_launches")
@@ -84,6 +86,7 @@ def test_join_pool_stays_within_its_tensors(channels: int, height: int, width: i
     join_pool.join_pool(first, second, norms, pool, 0.1, kept).float().sum().backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("episodes", "way", "queries", "channels", "height", "width"), [(2, 3, 4, 6, 6, 4), (1, 2, 3, 5, 7, 5), (2, 1, 1, 3, 4, 11)]
 )
@@ -98,6 +101,7 @@ def test_pair_pool_stays_within_its_tensors(
         pair_pool.pair_pool_fixed(support, query, fixed(offset, weight, bias))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("channels", "filters", "height", "width", "padding", "relu", "needed"),
     [
@@ -118,6 +122,7 @@ def test_first_blocks_of_images_stay_within_their_tensors(
     result.float().sum().backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("episodes", "way", "queries", "permutations", "depth", "filters", "height", "width", "needed"),
     [
@@ -148,6 +153,7 @@ def test_first_blocks_of_pairs_stay_within_their_tensors(
     result.float().sum().backward()
 
 
+@pytest.mark.slow
 def test_every_kernel_is_watched(memory: set[str]) -> None:
     test_norm_pool_stays_within_its_tensors(3, 4, 4, True, True)
     test_join_pool_stays_within_its_tensors(3, 2, 2, True)

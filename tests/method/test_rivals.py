@@ -115,6 +115,7 @@ def test_same_and_different_pairs_weigh_the_same_in_binary_cross_entropy(way: in
     assert Fixed().loss(tasks, "binary_cross_entropy").item() == pytest.approx(wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shot", [1, 2])
 @pytest.mark.parametrize(("name", "settings", "formula", "loss"), FORMULAS)
 def test_scores_loss_and_gradients_are_those_of_the_formula(

@@ -46,6 +46,7 @@ def test_every_method_has_a_learning_test() -> None:
     assert {words.split()[0] for words in LEARNS} == METHODS.keys() - {"sosn", "pixels"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", LEARNS)
 def test_a_small_budget_lifts_a_rival_well_above_chance(words: str, tmp_path: Path) -> None:
     method, *options = words.split()

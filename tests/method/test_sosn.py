@@ -102,18 +102,21 @@ def agrees_in_value_and_gradient(
 # --- training mode, in value and gradient -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("relation", "power_norm"), ALLOWED)
 def test_every_relation_with_every_norm_agrees_with_loops(relation: str, power_norm: str) -> None:
     options = Options(relation, power_norm, eta=20.0, rho=0.4)
     agrees_in_value_and_gradient(build(options), draw(), options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_the_soft_maximum_agrees_with_loops(relation: str) -> None:
     options = Options(relation, "maxexp_pm", eta=20.0, rho=0.4, softness=500.0)
     agrees_in_value_and_gradient(build(options), draw(), options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("permutations", "streams"), [(1, 1), (3, 1), (3, 3)])
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_every_relation_with_permutations_and_streams_agrees_with_loops(relation: str, permutations: int, streams: int) -> None:
@@ -122,6 +125,7 @@ def test_every_relation_with_permutations_and_streams_agrees_with_loops(relation
     agrees_in_value_and_gradient(model, draw(shot=3), options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_shifted_features_of_both_signs_agree_with_loops(relation: str) -> None:
     options = Options(relation, eta=None, shift=0.4, alpha=0.6)
@@ -130,6 +134,7 @@ def test_shifted_features_of_both_signs_agree_with_loops(relation: str) -> None:
     agrees_in_value_and_gradient(model, draw(shot=2), options, linear=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_the_raw_form_agrees_with_loops(relation: str) -> None:
     options = Options(relation, eta=1.0, trace_normalise=False)
@@ -173,6 +178,7 @@ def test_preprocessing_comes_before_the_encoder() -> None:
 # --- batch norm -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("permutations", "streams"), [(1, 1), (3, 3)])
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_eval_mode_compares_each_pair_by_running_statistics(relation: str, permutations: int, streams: int) -> None:
@@ -204,6 +210,7 @@ def test_batched_episodes_share_batch_statistics_in_train_mode() -> None:
         assert (model(episode) - alone).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 @pytest.mark.parametrize("relation", RELATIONS)
 def test_batch_statistics_are_per_episode_and_side(relation: str, training: bool) -> None:
@@ -248,6 +255,7 @@ def test_other_statistics_are_refused() -> None:
         build()(draw(), statistics="moving")
 
 
+@pytest.mark.slow
 def test_all_pairs_of_a_step_are_normalised_as_one_batch_however_many() -> None:
     options = Options()
     model = build(options, encoder={"width": 48})

@@ -46,6 +46,7 @@ def test_with_mirror_an_image_and_its_mirror_image_score_the_same() -> None:
     torch.testing.assert_close(model(episode), model(turned))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mirror", [False, True])
 @pytest.mark.parametrize("options", [{"scales": 1}, {"turns": 1}, {"scales": 1, "turns": 1}])
 def test_smaller_larger_and_turned_copies_are_pooled_in_evaluation_alone(mirror: bool, options: dict[str, int]) -> None:

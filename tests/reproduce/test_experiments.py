@@ -129,6 +129,7 @@ def test_copies_of_a_vector_are_the_share_that_was_asked_for() -> None:
     assert torch.equal(more[..., 9], more[..., 11])
 
 
+@pytest.mark.slow
 def test_burstiness_measures_how_far_descriptors_move_with_the_norm_and_without(bank: Bank) -> None:
     torch.manual_seed(3)
     with_norm, without = (SoSN(channels=1, input_size=28, power_norm=norm) for norm in ("sigme", "none"))
@@ -150,6 +151,7 @@ def _tiny() -> SoSN:
     return SoSN(channels=1, input_size=28, encoder={"width": 46})
 
 
+@pytest.mark.slow
 def test_burstiness_is_that_of_scores_in_evaluation_in_units_of_their_deviation(bank: Bank) -> None:
     method = _tiny().eval()
     sampler = EpisodeSampler(bank, 5, 1, 2)
@@ -166,6 +168,7 @@ def test_burstiness_is_that_of_scores_in_evaluation_in_units_of_their_deviation(
     assert found["lost"] == pytest.approx(right - still)
 
 
+@pytest.mark.slow
 def test_a_patch_and_its_control_share_their_places_and_others_have_their_own(
     bank: Bank, monkeypatch: pytest.MonkeyPatch
 ) -> None:

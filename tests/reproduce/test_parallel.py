@@ -33,6 +33,7 @@ def when(folder: Path, name: str) -> tuple[float, float]:
     return float((folder / name).read_text()), float((folder / f"{name}.end").read_text())
 
 
+@pytest.mark.slow
 def test_so_many_run_at_a_time_in_their_order(tmp_path: Path) -> None:
     listener = Listener()
     pairs = zip("abcd", "badc", strict=True)  # a and b wait for each other, then c and d

@@ -263,6 +263,7 @@ def test_what_a_row_decides_cannot_be_overridden() -> None:
 # Running
 
 
+@pytest.mark.slow
 def test_rows_run_in_parallel_equal_those_run_one_by_one(tmp_path: Path) -> None:
     row, source, listener = "prototypical-vinyals-5w1s", characters(tmp_path / "source"), Listener()
     wanted = Options([row], (0, 1), CPU, quick=True, data=source)
@@ -286,6 +287,7 @@ def test_rows_run_in_parallel_equal_those_run_one_by_one(tmp_path: Path) -> None
     assert listener.said == []  # what is finished is read
 
 
+@pytest.mark.slow
 def test_rows_that_diverge_in_parallel_are_reported_and_not_tried_again(tmp_path: Path) -> None:
     row, source, listener = "prototypical-vinyals-5w1s", characters(tmp_path / "source"), Listener()
     wanted = Options([row], (0, 1), [*CPU, "learning_rate=1e30"], quick=True, data=source, jobs=2, estimate=False)
@@ -344,6 +346,7 @@ def test_a_row_whose_first_stage_diverged_is_reported_and_others_continue(
     }
 
 
+@pytest.mark.slow
 def test_a_row_is_prepared_for_run_measured_and_read_again(tmp_path: Path) -> None:
     source = characters(tmp_path / "source")
     words = f"reproduce omniglot --rows {SIGME} --seeds 0 1 --quick --data {source} --out {tmp_path / 'runs'} --json device=cpu"
@@ -383,6 +386,7 @@ def test_a_row_is_prepared_for_run_measured_and_read_again(tmp_path: Path) -> No
     assert "99.8 ± 0.1" in shown.stdout
 
 
+@pytest.mark.slow
 def test_an_interrupted_row_continues_to_the_same_weights(tmp_path: Path) -> None:
     wanted = Options([SIGME], overrides=CPU, quick=True, data=characters(tmp_path / "source"))
     whole = reproduce_rows("omniglot", tmp_path / "whole", wanted)
@@ -404,6 +408,7 @@ def test_an_interrupted_row_continues_to_the_same_weights(tmp_path: Path) -> Non
     assert trained(listener) == []
 
 
+@pytest.mark.slow
 def test_a_run_of_other_settings_is_not_taken_for_the_row(tmp_path: Path) -> None:
     wanted = Options([SIGME], overrides=CPU, quick=True, data=characters(tmp_path / "source"))
     reproduce_rows("omniglot", tmp_path / "runs", wanted)
@@ -411,6 +416,7 @@ def test_a_run_of_other_settings_is_not_taken_for_the_row(tmp_path: Path) -> Non
         reproduce_rows("omniglot", tmp_path / "runs", Options([SIGME], overrides=[*CPU, "steps=2"], quick=True))
 
 
+@pytest.mark.slow
 def test_a_missing_split_is_reported_and_measured_later(tmp_path: Path) -> None:
     wanted = Options(["none-5w1s"], overrides=[*CPU, "input_size=28"], quick=True, data=photos(tmp_path / "photos"))
     first = reproduce_rows("mini-imagenet", tmp_path / "runs", wanted)
@@ -433,6 +439,7 @@ def test_a_missing_split_is_reported_and_measured_later(tmp_path: Path) -> None:
     assert {one["split"] for one in second.entries[0]["figures"][2:]} == {"test"}
 
 
+@pytest.mark.slow
 def test_rows_without_images_are_skipped_and_all_of_them_are_an_error(tmp_path: Path) -> None:
     wanted = Options(["sigme-5w1s", "sigme-224-5w1s"], overrides=[*CPU, "input_size=28"], quick=True)
     with pytest.raises(
@@ -451,6 +458,7 @@ def test_rows_without_images_are_skipped_and_all_of_them_are_an_error(tmp_path: 
     assert list(more.skipped) == ["mini-imagenet/sigme-5w1s, seed 1"]
 
 
+@pytest.mark.slow
 def test_the_ledger_takes_rows_as_they_are_planned_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for more in (Options(quick=True, ledger=tmp_path), Options(overrides=["steps=2"], ledger=tmp_path)):
         with pytest.raises(
@@ -491,6 +499,7 @@ def test_the_ledger_takes_rows_as_they_are_planned_alone(tmp_path: Path, monkeyp
     assert not same_recipe(result.entries[0], small)
 
 
+@pytest.mark.slow
 def test_a_damaged_bank_is_not_a_missing_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = Options(["none-5w1s"], overrides=[*CPU, "input_size=28"], quick=True, data=photos(tmp_path / "photos"))
     first = reproduce_rows("mini-imagenet", tmp_path / "runs", wanted).entries[0]
@@ -547,6 +556,7 @@ def test_the_estimate_is_that_of_steps_and_of_scoring_at_a_third_of_their_cost(m
     assert running.estimate([(wide, 0)]) == "none has enough images"
 
 
+@pytest.mark.slow
 def test_a_row_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
     source, rate = characters(tmp_path / "source"), "learning_rate=1e30"
     result = reproduce_rows("omniglot", tmp_path / "runs", Options([SIGME], (0, 1), [*CPU, rate], quick=True, data=source))
@@ -555,6 +565,7 @@ def test_a_row_that_diverges_does_not_stop_the_others(tmp_path: Path) -> None:
     assert "is not finite" in result.skipped[f"omniglot/{SIGME}, seed 0"]
 
 
+@pytest.mark.slow
 def test_claims_run_their_rows_and_experiments_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = photos(tmp_path / "photos")
     (bursts,) = (one for one in claims.CLAIMS if one.id == "burstiness")
@@ -630,6 +641,7 @@ def _as_a_shell_reads(listing: str) -> dict[str, list[str]]:
     return commands
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", ["", " --rows sigme-*", " --rows size-*"])
 @pytest.mark.parametrize("table", ["omniglot", "mini-imagenet"])
 def test_the_list_prints_common_words_once_and_commands_that_run(table: str, rows: str) -> None:

@@ -178,6 +178,7 @@ def one(folder: Path) -> Path:
     return train(exact(), folder / "one").folder
 
 
+@pytest.mark.slow
 def test_weights_stay_the_same_on_all_processes(watched: list[dict[str, torch.Tensor]]) -> None:
     first, second = watched
     for name in first:
@@ -206,6 +207,7 @@ def test_processes_augment_with_different_numbers_and_recalibrate_with_the_same(
     assert torch.equal(*(part["recalibrating"] for part in watched))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("double")
 def test_sosn_in_two_processes_follows_the_mean_gradient_of_halves_that_batch_norm_sees_apart(
     watched: list[dict[str, torch.Tensor]],
@@ -222,6 +224,7 @@ def test_sosn_in_two_processes_follows_the_mean_gradient_of_halves_that_batch_no
     torch.testing.assert_close(losses[0].mean(1), losses[1], rtol=0.01, atol=0)
 
 
+@pytest.mark.slow
 def test_sosn_learns_as_well_in_two_processes_as_in_one(tmp_path: Path) -> None:
     words = ("train", "glyphs-5w1s", *TINY, *LEARNS, "--out", str(tmp_path / "two"), "--devices", "2", "--json")
     ended = launch("-m", "sosn", *words)
@@ -244,6 +247,7 @@ def test_episodes_of_an_evaluation_are_shared_and_the_figures_are_those_of_one_p
     assert evaluate(model, bank, 3, 1, 2, 7).per_episode == tuple(first["validated"].tolist())
 
 
+@pytest.mark.slow
 def test_a_run_of_two_processes_learns_what_one_learns(two: subprocess.CompletedProcess[str], one: Path, folder: Path) -> None:
     check_same(folder / "two", one)
     start = Trainer(exact(), Run(folder), Silent()).method.state_dict()
@@ -264,6 +268,7 @@ def test_a_run_of_two_processes_learns_what_one_learns(two: subprocess.Completed
     assert evaluate(sosn.load(folder / "two"), bank, *sizes).accuracy == printed["accuracy"]  # as one process finds it
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two")
 def test_two_processes_refuse_a_folder_with_a_run_with_one_message(folder: Path) -> None:
     again = launch("-m", "sosn", "train", "glyphs-5w1s", *TINY, *WORDS, "--out", str(folder / "two"), "--devices", "2")
@@ -277,6 +282,7 @@ def test_an_interrupted_run_of_two_processes_continues_with_one(folder: Path) ->
     check_same(folder / "stopped", folder / "two")
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_of_one_process_continues_with_two(one: Path, tmp_path: Path) -> None:
     stop_after_two_steps(exact(), tmp_path / "run")
     ended = launch("-m", "sosn", "train", str(tmp_path / "run"), "--resume", "--devices", "2")
@@ -284,6 +290,7 @@ def test_an_interrupted_run_of_one_process_continues_with_two(one: Path, tmp_pat
     check_same(tmp_path / "run", one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [True, False])
 def test_two_machines_train_in_a_folder_that_both_see_and_refuse_others_before_training(tmp_path: Path, shared: bool) -> None:
     where = environment()
@@ -319,6 +326,7 @@ def two_at_work(folder: Path) -> Iterator[subprocess.Popen[str]]:
         yield child
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
 def test_an_interrupt_ends_all_processes_with_one_sentence(tmp_path: Path) -> None:
     with two_at_work(tmp_path / "run") as child:
@@ -352,6 +360,7 @@ def test_nodes_without_a_launcher_and_wrong_numbers_of_processes_are_refused(mon
     make_fabric(tiny(), 2)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("pgrep") is None, reason="needs pgrep, to find the process")
 def test_the_death_of_a_process_is_reported(tmp_path: Path) -> None:
     with two_at_work(tmp_path / "run") as child:
@@ -382,6 +391,7 @@ print("through")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("grace", "ends"), [("60", 0), ("0.1", -signal.SIGKILL)], ids=["noticed", "waits"])
 def test_a_process_that_waits_for_a_dead_one_is_killed(grace: str, ends: int) -> None:
     ended = subprocess.run([sys.executable, "-c", WAITING, grace], capture_output=True, text=True, check=False, timeout=60)
@@ -413,6 +423,7 @@ print("through")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "printed"), [("ends", "trains waits through"), ("breaks", "trains fails through")])
 def test_a_process_waits_for_gloo_before_it_ends_and_takes_no_harm_if_others_are_gone(way: str, printed: str) -> None:
     """Without the wait, one of some ten trainings of two processes was aborted on its way out."""

@@ -72,6 +72,7 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.slow
 def test_the_same_recipe_gives_the_same_weights_to_the_bit_and_another_seed_does_not(tmp_path: Path) -> None:
     for name, words in (("a", []), ("b", []), ("c", ["seed=1"])):
         train(tiny("steps=4", "every=4", *words), tmp_path / name)
@@ -79,6 +80,7 @@ def test_the_same_recipe_gives_the_same_weights_to_the_bit_and_another_seed_does
     assert not same(weights(tmp_path / "a"), weights(tmp_path / "c"))
 
 
+@pytest.mark.slow
 def test_a_run_killed_in_the_middle_resumes_to_the_same_weights_to_the_bit(tmp_path: Path) -> None:
     words = "steps=12 every=3 average=0.9 optimiser=adamw weight_decay=0.01 schedule=cosine clip=0.5".split()
     words += "rotate=episode flip=true translate=0.1 turn=10 permutations=3".split()
@@ -108,6 +110,7 @@ def _steps_recorded(folder: Path) -> int:
     return int(json.loads(metrics.read_text().splitlines()[-1])["step"]) if metrics.exists() and metrics.stat().st_size else 0
 
 
+@pytest.mark.slow
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     recipe = tiny("steps=3", "every=3")
     first = train(recipe, tmp_path / "run")
@@ -120,6 +123,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     assert again.seconds == pytest.approx(first.seconds, abs=0.06)  # not the time that looking again took
 
 
+@pytest.mark.slow
 def test_a_run_folder_says_what_ran(tmp_path: Path) -> None:
     train(tiny("steps=20", "every=10", "eta=50"), tmp_path / "run")
     assert load_recipe(str(tmp_path / "run")).model.options["eta"] == 50
@@ -133,6 +137,7 @@ def test_a_run_folder_says_what_ran(tmp_path: Path) -> None:
     assert list((tmp_path / "run").glob("events.out.tfevents.*"))
 
 
+@pytest.mark.slow
 def test_an_existing_run_is_not_written_over(tmp_path: Path) -> None:
     train(tiny("steps=2", "every=2"), tmp_path / "run")
     with pytest.raises(UsageError, match="--resume"):
@@ -143,6 +148,7 @@ def test_an_existing_run_is_not_written_over(tmp_path: Path) -> None:
         train(tiny(), tmp_path / "nothing", resume=True)
 
 
+@pytest.mark.slow
 def test_the_best_weights_are_kept_not_the_last(tmp_path: Path) -> None:
     seen: list[tuple[int, float, bool]] = []
 
@@ -166,6 +172,7 @@ def test_the_best_weights_are_kept_not_the_last(tmp_path: Path) -> None:
     assert load_tensors(tmp_path / "run" / "model.safetensors")[1]["step"] == best[0]
 
 
+@pytest.mark.slow
 def test_test_classes_are_never_opened_in_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sosn.training import setup
 
@@ -180,6 +187,7 @@ def test_test_classes_are_never_opened_in_training(tmp_path: Path, monkeypatch: 
     assert opened == ["train", "val"]
 
 
+@pytest.mark.slow
 def test_a_few_steps_lower_the_loss_and_beat_chance(tmp_path: Path) -> None:
     words = "characters=24 drawings=20 steps=40 every=40 val_episodes=40 val_query=5 query=2 recalibrate=10 average=0.9".split()
     result = train(tiny(*words), tmp_path / "run")
@@ -190,6 +198,7 @@ def test_a_few_steps_lower_the_loss_and_beat_chance(tmp_path: Path) -> None:
     assert result.evaluation.accuracy > 0.45  # chance is 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [("loss=cross_entropy",), ("schedule=step", "decay_every=1"), ("optimiser=adamw", "weight_decay=0.1")]
 )
@@ -243,6 +252,7 @@ def test_recalibration_gives_batch_norm_the_average_statistics_of_its_inputs() -
     assert not model.training
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpoint(trainer: Trainer) -> None:
     run, good = trainer.run, trainer.run.checkpoint.read_bytes()
     with torch.no_grad():
@@ -254,6 +264,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_checkpo
     assert run.checkpoint.read_bytes() == good
 
 
+@pytest.mark.slow
 def test_a_diverging_run_ends_with_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="not finite at step"):
         train(tiny("steps=400", "every=400", "learning_rate=1e30", "warmup=0"), tmp_path / "run")
@@ -269,6 +280,7 @@ def test_sizes_that_the_data_cannot_give_are_refused_before_training(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_recipe_is_trained_by_its_file(tmp_path: Path) -> None:
     recipe = tiny("steps=2", "every=2")
     (tmp_path / "mine.toml").write_text(recipe.to_toml())
@@ -278,6 +290,7 @@ def test_a_recipe_is_trained_by_its_file(tmp_path: Path) -> None:
     assert same(weights(tmp_path / "str"), weights(tmp_path / "PosixPath"))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_architecture_is_refused(tmp_path: Path) -> None:
     train(tiny("steps=2", "every=2"), tmp_path / "run")
     recipe = tiny("steps=4", "every=2", "permutations=2")
@@ -288,6 +301,7 @@ def test_a_checkpoint_of_another_architecture_is_refused(tmp_path: Path) -> None
         train(recipe, tmp_path / "other", resume=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["run.json", "result.json"])
 def test_a_damaged_file_of_a_run_is_reported(tmp_path: Path, name: str) -> None:
     recipe = tiny("steps=1", "every=1")
@@ -310,6 +324,7 @@ def test_a_disk_that_is_full_ends_the_run_and_keeps_what_was_saved(trainer: Trai
     assert not list(run.folder.glob(".*"))
 
 
+@pytest.mark.slow
 def test_without_validation_classes_the_last_weights_are_kept(tmp_path: Path) -> None:
     from PIL import Image
 
@@ -326,6 +341,7 @@ def test_without_validation_classes_the_last_weights_are_kept(tmp_path: Path) ->
     assert sosn.load(tmp_path / "run").parameter_count() == result.method.parameter_count()
 
 
+@pytest.mark.slow
 def test_the_figure_of_training_is_reproduced_from_the_run_folder_to_the_last_digit(tmp_path: Path) -> None:
     result = train(tiny("steps=4", "every=2", "report_episodes=20"), tmp_path / "run")
     method, recipe = load_with_recipe(str(tmp_path / "run"))
@@ -348,6 +364,7 @@ def test_bf16_trains_where_the_processor_can(tmp_path: Path) -> None:
     assert trainer.method.dtype == torch.float32
 
 
+@pytest.mark.slow
 def test_a_refused_start_leaves_the_folder_free(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="shot"):
         train(tiny("shot=30"), tmp_path / "run")
@@ -355,6 +372,7 @@ def test_a_refused_start_leaves_the_folder_free(tmp_path: Path) -> None:
     train(tiny("steps=2", "every=2"), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_run_is_not_resumed_under_options_its_first_command_left_alone(tmp_path: Path) -> None:
     train(tiny("steps=2", "every=2"), tmp_path / "run")
     for word in ("model.shift=0.5", "data.seed=9", "softness=7", "flip=true"):
@@ -363,6 +381,7 @@ def test_a_run_is_not_resumed_under_options_its_first_command_left_alone(tmp_pat
     assert load_recipe(str(tmp_path / "run")).model.options["permutations"] == 1  # defaults are written down
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimiser", ["adam", "adamw", "sgd"])
 def test_what_an_optimiser_remembers_lies_in_memory_as_the_weights_do(optimiser: str, tmp_path: Path) -> None:
     """A fused optimiser, which a GPU has, refuses anything else."""
@@ -379,6 +398,7 @@ def test_what_an_optimiser_remembers_lies_in_memory_as_the_weights_do(optimiser:
     assert all(weight.stride() == value.stride() for weight, value in same_shape)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_between_validations_resumes_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from sosn.training import loop
 
@@ -434,6 +454,7 @@ def test_a_device_that_is_not_there_is_refused(tmp_path: Path, device: str) -> N
         train(tiny(f"device={device}"), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_two_processes_do_not_train_in_one_folder(tmp_path: Path) -> None:
     recipe = tiny("steps=3", "every=3")
     train(recipe, tmp_path / "run")
@@ -475,6 +496,7 @@ def photos(root: Path, classes: int) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_garbage_collection_is_off_while_a_step_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     class Graph:
         def replay(self) -> None:
@@ -529,6 +551,7 @@ def test_too_few_classes_in_a_folder_are_reported_with_the_split(classes: int, m
         train(folder_recipe(photos(tmp_path / "photos", classes)), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_run_is_not_resumed_on_other_images(tmp_path: Path) -> None:
     recipe = folder_recipe(photos(tmp_path / "photos", 20))
     train(recipe, tmp_path / "run")
@@ -538,6 +561,7 @@ def test_a_run_is_not_resumed_on_other_images(tmp_path: Path) -> None:
         train(recipe, tmp_path / "run", resume=True)
 
 
+@pytest.mark.slow
 def test_classes_that_were_trained_on_are_not_evaluated_as_new(tmp_path: Path) -> None:
     recipe = folder_recipe(photos(tmp_path / "photos", 20))
     train(recipe, tmp_path / "run")
@@ -556,6 +580,7 @@ def test_a_folder_is_found_again_from_another_place(tmp_path: Path, monkeypatch:
     assert recipe.data.name == f"folder:{tmp_path / 'photos'}"
 
 
+@pytest.mark.slow
 def test_other_options_do_not_bring_trained_classes_into_a_test(tmp_path: Path) -> None:
     train(folder_recipe(photos(tmp_path / "photos", 20)), tmp_path / "run")
     with pytest.raises(DataError, match="training or tuning classes of"):
@@ -575,6 +600,7 @@ def test_the_mean_image_of_training_in_all_turns_has_no_side() -> None:
     assert not torch.allclose(plain, plain.rot90(1, (-2, -1)))
 
 
+@pytest.mark.slow
 def test_validation_and_report_have_different_episodes_and_the_engine_of_the_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -598,6 +624,7 @@ def test_validation_and_report_have_different_episodes_and_the_engine_of_the_rec
     assert engines == {False}
 
 
+@pytest.mark.slow
 def test_clipping_augmentation_and_engine_reach_the_step(tmp_path: Path) -> None:
     plain, clipped = (Trainer(tiny(*words), Run(tmp_path), Silent()) for words in ((), ("clip=1e-12", "warmup=0")))
     before = [weight.detach().clone() for weight in clipped.method.parameters()]

@@ -36,6 +36,7 @@ def same(first: Path, second: Path) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.slow
 def test_workers_give_the_same_episodes_from_any_step(tmp_path: Path) -> None:
     alone, helped = (Trainer(tiny(f"workers={count}"), Run(tmp_path), Silent()) for count in (0, 2))
     state = torch.random.get_rng_state()
@@ -50,6 +51,7 @@ def test_workers_give_the_same_episodes_from_any_step(tmp_path: Path) -> None:
     helped.source.close()
 
 
+@pytest.mark.slow
 def test_workers_give_the_same_weights_to_the_bit(tmp_path: Path) -> None:
     for count in (0, 2):
         sosn.train(tiny(f"workers={count}"), tmp_path / str(count))

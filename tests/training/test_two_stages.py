@@ -35,6 +35,7 @@ FIRST = (
 )
 
 
+@pytest.mark.slow
 def test_sosn_takes_the_whole_encoder_of_a_classifier(tmp_path: Path) -> None:
     train(tiny(*FIRST, "steps=2", "every=2", "encoder.drop=0.2"), tmp_path / "first")
     listener = Listener()
@@ -74,6 +75,7 @@ def test_a_batch_of_many_classes_is_an_episode(way: int, query: int) -> None:
     assert method.loss(tasks).item() == pytest.approx(torch.tensor(len(bank.names)).log().item(), rel=0.3)
 
 
+@pytest.mark.slow
 def test_a_classifier_of_second_order_matrices_learns(tmp_path: Path) -> None:
     words = (
         "steps=40",
@@ -111,6 +113,7 @@ def test_sgd_follows_nesterov_s_formula() -> None:
         torch.testing.assert_close(weight.detach(), expected)
 
 
+@pytest.mark.slow
 def test_a_run_with_sgd_and_drop_block_resumes_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = tiny(*FIRST, "steps=4", "every=2", "encoder.drop=0.3")
     train(recipe, tmp_path / "whole")

@@ -59,6 +59,7 @@ def test_the_moving_average_starts_at_the_taken_weights(before: Path, tmp_path: 
     assert torch.equal(trainer.average["encoder.blocks.0.weight"], weights(before)["encoder.blocks.0.weight"])
 
 
+@pytest.mark.slow
 def test_a_shipped_model_is_fine_tuned_from_its_own_weights(tmp_path: Path) -> None:
     shipped = sosn.load("glyphs").state_dict()
     own = started(["start=glyphs", "data.seed=5"], tmp_path).method.state_dict()
@@ -73,6 +74,7 @@ def test_a_mean_image_stays_that_of_the_new_images(tmp_path: Path) -> None:
     assert not torch.equal(own, model.preprocessing.mean_image)
 
 
+@pytest.mark.slow
 def test_taken_and_new_tensors_are_reported_and_recorded(before: Path, tmp_path: Path) -> None:
     listener = Listener()
     train(tiny("steps=2", "every=2", f"start={before}"), tmp_path / "run", progress=listener)
@@ -141,6 +143,7 @@ def interrupted(recipe: Recipe, folder: Path, step: int, monkeypatch: pytest.Mon
             train(recipe, folder)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_does_not_start_again_and_needs_its_start_no_longer(
     before: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +157,7 @@ def test_a_resumed_run_does_not_start_again_and_needs_its_start_no_longer(
     assert first["seen"] == second["seen"]
 
 
+@pytest.mark.slow
 def test_a_run_that_had_saved_nothing_starts_again_from_the_same_weights_alone(
     before: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +192,7 @@ def on_photos(model: Path, tmp_path: Path, *words: str) -> None:
     evaluate_model(str(model), [f"data=folder:{tmp_path / 'photos'}", *shares, *words])
 
 
+@pytest.mark.slow
 def test_classes_that_the_start_was_trained_on_are_not_evaluated_as_new(two_stages: tuple[Path, Path], tmp_path: Path) -> None:
     first, second = two_stages
     on_photos(second, tmp_path, "split=test")  # split as they were
@@ -209,6 +214,7 @@ def test_a_folder_is_the_same_however_its_path_is_written(tmp_path: Path, monkey
     assert not same_classes(places[0], DataSection("folder:photos/train", options={}))
 
 
+@pytest.mark.slow
 def test_training_classes_are_passed_on_from_start_to_start(two_stages: tuple[Path, Path], tmp_path: Path) -> None:
     third = tmp_path / "third"
     train(tiny("steps=2", "every=2", "preprocessing.channels=3", "data.seed=8", f"start={two_stages[1]}"), third)
@@ -218,6 +224,7 @@ def test_training_classes_are_passed_on_from_start_to_start(two_stages: tuple[Pa
     assert [set(one.classes) for one in seen] == [set(trained[0]), set(trained[2]), set(trained[1])]
 
 
+@pytest.mark.slow
 def test_validation_on_classes_that_the_start_was_trained_on_is_refused(two_stages: tuple[Path, Path], tmp_path: Path) -> None:
     first, _ = two_stages
     recipe = override(load_recipe(str(first)), ["split_seed=1", f"start={first}"])
@@ -226,6 +233,7 @@ def test_validation_on_classes_that_the_start_was_trained_on_is_refused(two_stag
     train(override(load_recipe(str(first)), [f"start={first}"]), tmp_path / "third")
 
 
+@pytest.mark.slow
 def test_glyphs_of_another_seed_are_other_classes(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="training classes of start 'glyphs'"):
         train(tiny("start=glyphs"), tmp_path / "run")
@@ -236,6 +244,7 @@ def test_glyphs_of_another_seed_are_other_classes(tmp_path: Path) -> None:
         evaluate_model(str(tmp_path / "run"), ["data.seed=0", "data.alphabets=20", *few])
 
 
+@pytest.mark.slow
 def test_a_start_without_a_recipe_has_no_known_training_classes(tmp_path: Path) -> None:
     save_method(tmp_path / "own.safetensors", sosn.SoSN(channels=1, input_size=28))
     train(tiny("steps=2", "every=2", f"start={tmp_path / 'own.safetensors'}"), tmp_path / "run")

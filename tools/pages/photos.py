@@ -4,7 +4,7 @@ from typing import Any
 
 from pages.text import accuracy, model_cards, read, table
 
-DRAWN = {"paper": "dark on light", "negatives": "inverted", "a board": "imitated blackboard"}
+DRAWN = {"paper": "dark on light", "negatives": "inverted", "a board": "simulated blackboard"}
 
 
 def figures() -> dict[str, str]:

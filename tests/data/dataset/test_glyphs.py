@@ -73,6 +73,7 @@ def test_a_split_has_its_share_of_alphabets_and_every_class_all_its_drawings(spl
     assert bank.images.shape == (30 * count, 1, 20, 20)
 
 
+@pytest.mark.slow
 def test_the_default_test_split_has_15_alphabets_of_24_characters_drawn_20_times_at_28_pixels() -> None:
     bank = default_test_split()
     assert len(alphabets(bank)) == 15

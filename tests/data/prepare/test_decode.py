@@ -144,6 +144,7 @@ def test_a_process_that_decodes_does_without_pytorch() -> None:
     assert not subprocess.run([sys.executable, "-c", loaded], check=False).returncode
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("photos")
 @pytest.mark.skipif(not Path("/proc").exists(), reason="processes are looked for in /proc")
 def test_processes_end_with_a_script_that_is_killed(tmp_path: Path) -> None:
