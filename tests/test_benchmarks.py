@@ -273,13 +273,13 @@ def test_the_engine_is_held_against_the_layers_one_by_one_seed_by_seed(tmp_path:
 
 
 @pytest.mark.slow
-def test_answers_to_drawings_on_either_ground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_to_drawings_on_either_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawings = sosn.open_bank("glyphs", "val", alphabets=12, characters=6, drawings=8)
     monkeypatch.setattr(sosn, "open_bank", lambda *_: drawings)
-    out = tmp_path / "results" / "ground.json"
+    out = tmp_path / "results" / "background.json"
     words = ["--models", "glyphs", "--tasks", "2", "--splits", "val", "--out", str(out)]
-    monkeypatch.setattr(sys, "argv", ["ground.py", *words])
-    runpy.run_path(str(BENCHMARKS / "ground.py"), run_name="__main__")
+    monkeypatch.setattr(sys, "argv", ["background.py", *words])
+    runpy.run_path(str(BENCHMARKS / "background.py"), run_name="__main__")
     told = json.loads(out.read_text("utf-8"))
     rows = {(row["shown"], row["asked"]): row for row in told["rows"]}
     assert rows["paper", "paper"]["as_is"] == rows["paper", "paper"]["auto"] > 0.8

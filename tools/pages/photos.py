@@ -10,7 +10,7 @@ DRAWN = {"paper": "dark on light", "negatives": "inverted", "a board": "simulate
 def figures() -> dict[str, str]:
     cards, inverted, gallery, latency = (
         model_cards(),
-        read("results/ground-omniglot.json"),
+        read("results/background-omniglot.json"),
         read("results/gallery-omniglot.json"),
         read("results/latency-cpu.json"),
     )

@@ -39,7 +39,7 @@ def _test_time() -> str:
     """What test-time augmentation adds to shipped models, from files of benchmarks/copies.py."""
     lines = []
     for model in AUGMENTED:
-        for one in read(f"results/copies-{model}.json")["rows"]:
+        for one in read(f"results/test-time-{model}.json")["rows"]:
             gain = percent(one["difference"], one["ci95_difference"]) if one["setting"] else ""
             settings = f"`{one['setting'].replace(',', ' ')}`" if one["setting"] else "none"
             lines.append([f"`{model}`", f"{one['way']}-way {one['shot']}-shot", settings, accuracy(one), gain])

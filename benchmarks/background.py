@@ -1,6 +1,6 @@
 """Measure the accuracy on drawings with the wrong background, with images unchanged and with automatic inversion.
 
-    python benchmarks/ground.py --models omniglot glyphs --out results/ground-omniglot.json
+    python benchmarks/background.py --models omniglot glyphs --out results/background-omniglot.json
 
 FewShotClassifier solves 5-way 1-shot tasks of Omniglot's validation classes as drawn (paper), as negatives, and as on a
 blackboard, which is simulated: strokes of 0.8 on a background of 0.25 with noise of 0.03. The script also counts how many
