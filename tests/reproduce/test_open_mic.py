@@ -39,6 +39,21 @@ def test_the_papers_printed_rows_average_to_what_was_computed_from_them_by_hand(
     assert {len(figures) for figures in PUBLISHED["open-mic-2"].values()} == {3 * 10}
 
 
+def test_the_average_of_ours_is_that_of_all_twelve_pairs() -> None:
+    entries = [
+        {"table": "open-mic-1", "row": row.id, "seed": 0, "figures": [
+            {"split": "test", "way": 5, "shot": 1, "query": 2, "statistics": "running", "protocol": measure.protocol,
+             "accuracy": number / 100 + place / 1000, "ci95": 0.01}
+            for place, measure in enumerate(row.measures)
+        ]}
+        for number, row in enumerate(select(ROWS["open-mic-1"], ["sigme-p?-5w"]))
+    ]  # fmt: skip
+    ours = {(label, way): mean for label, way, _, mean in averages("open-mic-1", entries)}
+    assert ours["SoSN+SigmE", 5] == pytest.approx(0.015 + 0.001)
+    assert ours["SoSN+SigmE", 20] is None
+    assert {label: mean for (label, way), mean in ours.items() if way == 5 and mean is not None}.keys() == {"SoSN+SigmE"}
+
+
 def test_one_training_serves_the_three_tests_of_its_part() -> None:
     rows = select(ROWS["open-mic-1"], ["sigme-p*"])
     assert [row.id for row in rows[:2]] == ["sigme-p1-5w", "sigme-p2-5w"]
@@ -80,10 +95,10 @@ def test_nothing_prepared_is_refused_before_anything_is_run(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_protocol_one_runs_end_to_end_and_a_second_time_from_its_files(tmp_path: Path) -> None:
     prepare_dataset("open-mic", trees.parts(tmp_path / "parts", 9), 28)
-    words = ["reproduce", "open-mic-1", *TINY, "--rows", "sigme-p*", "--quick", "--out", str(tmp_path / "runs")]
+    words = ["reproduce", "open-mic-1", *TINY, "--rows", "sigme-p[12]-*", "--quick", "--out", str(tmp_path / "runs")]
     first = CliRunner().invoke(app, [*words, "--json"])
     assert first.exit_code == 0, first.output
-    assert "8 of 8 trainings to run" in first.stderr
+    assert "4 of 4 trainings to run" in first.stderr
     document = json.loads(first.stdout)
     figures = {
         figure["protocol"]: figure
@@ -91,19 +106,18 @@ def test_protocol_one_runs_end_to_end_and_a_second_time_from_its_files(tmp_path:
         for figure in entry["figures"]
         if figure["statistics"] == "running"
     }
-    assert set(figures) == {f"{train}→{test} 5w1s" for train, test in PAIRS}
+    assert set(figures) == {f"{train}→{test} 5w1s" for train, test in PAIRS if train in ("p1", "p2")}
     assert all(0 <= figure["accuracy"] <= 1 and figure["episodes"] == 4 for figure in figures.values())
     assert len({figure["fingerprint"] for figure in figures.values()}) == 4  # tests of one part are the same episodes
-    assert len(document["skipped"]) == 4
+    assert len(document["skipped"]) == 2
     assert all("20-way episodes need 20 classes and there are 5" in reason for reason in document["skipped"].values())
     listener = Listener()
-    again = reproduce_rows("open-mic-1", tmp_path / "runs", Options(["sigme-p*-5w"], [0], TINY, True), listener)
+    again = reproduce_rows("open-mic-1", tmp_path / "runs", Options(["sigme-p[12]-5w"], [0], TINY, True), listener)
     assert again.entries == document["entries"]
     assert "training" not in " ".join(listener.said)
     shown = CliRunner().invoke(app, words)
-    assert "p4→p3" in shown.stdout
-    mean = 100 * sum(figure["accuracy"] for figure in figures.values()) / 12
-    assert f"average SoSN+SigmE, 5-way: {mean:.2f} (paper 70.47)" in shown.stdout
+    assert "p2→p3" in shown.stdout
+    assert "average" not in shown.stdout  # of all twelve pairs, or of none
 
 
 @pytest.mark.slow
