@@ -101,7 +101,8 @@ def test_the_page_on_architecture_names_every_room_from_above_to_below() -> None
 
 ISOLATED = """
 import importlib, os, sys
-import lightning_fabric, matplotlib.figure, PIL.Image, torch, typer  # once for all: what takes seconds
+import jinja2, lightning_fabric, matplotlib.figure, PIL.ImageOps, rich.progress, safetensors.torch, torch, triton, typer
+import torch.utils.data, torch.utils.flop_counter  # once for all: what takes seconds
 
 for name in sys.argv[1:]:
     child = os.fork()

@@ -106,12 +106,15 @@ def test_a_human_gets_a_sentence(cli: Cli) -> None:
 
 
 @pytest.mark.slow
-def test_the_demo_trains_evaluates_classifies_and_writes_a_report(cli: Cli, tmp_path: Path) -> None:
+def test_the_demo_trains_evaluates_classifies_and_writes_a_report(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sosn.cli.demo.TEST_EPISODES", 40)
     words = [word for word in TINY if not word.startswith("drawings")]
     code, out, err = cli("demo", *words, "steps=20", "every=10", "--out", "shown", "--json")
     assert code == 0, err
     figures = json.loads(out)
-    assert figures["episodes"] == 150
+    assert figures["episodes"] == 40
     assert figures["split"] == "test"
     assert 0.2 < figures["pixels"] < 0.7
     assert len(figures["answers"]) == 5
