@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sosn.cli.app import app
+from sosn.cli.reproduce import _check_precision
 from sosn.data.prepare.catalog import prepare_dataset
 from sosn.errors import DataError, UsageError
 from sosn.reproduce.open_mic import ROWS, averages
@@ -133,3 +134,18 @@ def test_exhibitions_that_were_not_prepared_are_skipped_with_the_reason(tmp_path
     evaluated = CliRunner().invoke(app, words)
     assert evaluated.exit_code == 0, evaluated.output
     assert json.loads(evaluated.stdout)["accuracy"] == entry["figures"][0]["accuracy"]
+
+
+def test_bf16_is_probed_only_for_rows_that_wait_to_be_trained_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    probed: list[str] = []
+    monkeypatch.setattr("sosn.cli.process.check_bf16", lambda: probed.append("bf16"))
+    _check_precision("open-mic-1", tmp_path, Options(["sigme-p1-5w"], overrides=["device=cpu"]))
+    assert probed == []  # fp32
+    wanted = Options(["sigme-5w1s"], overrides=["device=cpu"])
+    _check_precision("mini-imagenet", tmp_path, wanted)
+    assert probed == ["bf16"]
+    folder = tmp_path / "mini-imagenet" / "sigme-5w1s-seed0"
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text("{}")
+    _check_precision("mini-imagenet", tmp_path, wanted)
+    assert probed == ["bf16"]  # trained, so only read

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sosn.reproduce.claims import Claimed
     from sosn.reproduce.ledger import Entry, Summary
     from sosn.reproduce.row import Row
-    from sosn.reproduce.table import Reproduction
+    from sosn.reproduce.table import Options, Reproduction
 
 WIDTH = 120  # of wrapped lines
 MOST = 0.75  # share of rows with a word above which it is printed once for all
@@ -58,15 +58,14 @@ def reproduce(
             raise UsageError("--list runs nothing: use it only with --rows and --json")
         _list(table, patterns, as_json)
         return
-    from sosn.cli.process import check_words, keep_freed_memory
+    from sosn.cli.process import keep_freed_memory
     from sosn.cli.show import RichProgress
     from sosn.reproduce.claims import reproduce_claims
 
     keep_freed_memory()
-    check_words(overrides, "fp32" if quick else "bf16")  # the precision of nearly all rows
-
     wanted = Options(patterns, numbers or [0], overrides, quick, data, ledger, jobs, estimate)
     folder = out or Path("runs/quick" if quick else "runs")
+    _check_precision(table, folder, wanted)
     try:
         with RichProgress() as progress:
             if table == CLAIMS:
@@ -80,6 +79,18 @@ def reproduce(
         print_json(claimed.to_json()) if as_json else _show_claims(claimed, quick)
     else:
         print_json(result.to_json()) if as_json else _show_rows(result, quick)
+
+
+def _check_precision(table: str, folder: Path, wanted: "Options") -> None:
+    """Refuse bf16 trainings on a CPU that cannot do them. Rows that are trained already need no such check."""
+    from sosn.cli.process import check_precision
+    from sosn.reproduce import claims
+    from sosn.reproduce.table import TABLES, plan, select, trained
+
+    rows = claims.needed(select(claims.CLAIMS, wanted.rows)) if table == CLAIMS else select(TABLES[table], wanted.rows)
+    waiting = [job.recipe.training for job in plan(rows, folder, wanted) if not trained(job)]
+    for precision, device in {(training.precision, training.device) for training in waiting}:
+        check_precision(precision, device)
 
 
 def _split_words(

@@ -159,6 +159,11 @@ def plan(rows: Sequence[Row], out: Path, wanted: Options) -> list[Job]:
     return jobs
 
 
+def trained(job: Job) -> bool:
+    """Return whether the training of a job is finished."""
+    return Run(job.folder).result.exists()
+
+
 def _folder(out: Path, table: str, row: str, seed: int) -> Path:
     return out / table / f"{row}-seed{seed}"
 
@@ -197,7 +202,7 @@ def run_jobs(jobs: Sequence[Job], wanted: Options, progress: Progress) -> tuple[
         raise DataError(next(iter(skipped.values())))
     for name, reason in skipped.items():
         progress.say(f"{name} is skipped: {reason}")
-    waiting = [job for job in ready if not Run(job.folder).result.exists()]
+    waiting = [job for job in ready if not trained(job)]
     if waiting:
         if wanted.estimate:
             progress.say("timing a few steps of each configuration")
@@ -238,7 +243,7 @@ def into_ledger(ledger: Path | None, entry: Entry, file: Path, progress: Progres
 
 def _whole(job: Job) -> bool:
     """Return whether a job is trained and evaluated on all available images."""
-    if not Run(job.folder).result.exists() or not job.entry_file.exists():
+    if not trained(job) or not job.entry_file.exists():
         return False
     entry = read_entry(job.entry_file)
     wanted = ((measure, one) for measure in job.row.measures for one in STATISTICS)
