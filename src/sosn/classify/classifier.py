@@ -1,7 +1,6 @@
 """A classifier that learns classes from a few images, without training and without a GPU."""
 
 import inspect
-import json
 import os
 import warnings
 from collections import Counter
@@ -15,23 +14,20 @@ import torch
 from torch import Tensor
 
 from sosn.checkpoint.registry import load
-from sosn.checkpoint.storage import WEIGHTS_FILE, load_method, load_tensors, save_method, save_tensors
 from sosn.checkpoint.timm import open_timm
 from sosn.classify.background import Inverting
 from sosn.classify.image_type import ImageType, fitting_model, type_of_pictures
+from sosn.classify.labelled import Labels, labelled
 from sosn.classify.reader import Reader
+from sosn.classify.saving import Given, Saved, load_classifier, save_classifier, support_features
 from sosn.classify.support import IMAGES, Label, Support, encode_images
 from sosn.data.image import Picture, Pictures, list_pictures, source_of
-from sosn.data.listing import list_classes
-from sosn.errors import CheckpointError, NotFittedError, SosnWarning, UsageError
-from sosn.evaluation.calibration import CALIBRATION_FILE, Calibration, calibration_of, probabilities, read_calibration
+from sosn.errors import NotFittedError, SosnWarning, UsageError
+from sosn.evaluation.calibration import Calibration, calibration_of, probabilities
 from sosn.method.base import Method
 from sosn.util.device import resolve_device
-from sosn.util.files import file_digest, write_atomically
 
 Array = np.ndarray[Any, Any]
-SUPPORT_FILE = "support.safetensors"
-CLASSIFIER_FILE = "classifier.json"  # written last: a folder without it is incomplete
 
 
 @dataclass(frozen=True)
@@ -96,9 +92,9 @@ class FewShotClassifier:
         self.device = device
         self.polarity = polarity
 
-    def fit(self, images: Pictures, labels: Sequence[Any] | Array | None = None) -> Self:
+    def fit(self, images: Pictures, labels: Labels | None = None) -> Self:
         """Learn classes from images and labels, or from a folder with one subfolder per class."""
-        pictures, names = _labelled(images, labels)
+        pictures, names = labelled(images, labels)
         found_type = type_of_pictures(pictures)
         name, method, calibration = self._open_model(found_type, min(Counter(names).values()))
         reader, support = Reader(method.preprocessing, self.polarity), Support(method)
@@ -109,11 +105,11 @@ class FewShotClassifier:
         reader.warn()
         return self
 
-    def partial_fit(self, images: Pictures, labels: Sequence[Any] | Array | None = None) -> Self:
+    def partial_fit(self, images: Pictures, labels: Labels | None = None) -> Self:
         """Add images of new or known classes. Images that were added before are not encoded again."""
         if not self.__sklearn_is_fitted__():
             return self.fit(images, labels)
-        pictures, names = _labelled(images, labels)
+        pictures, names = labelled(images, labels)
         new, old = (type(group[0]) for group in (names, self._support.labels))
         if new is not old:
             raise UsageError(f"labels are {new.__name__}, but earlier labels were {old.__name__}: use one type")
@@ -145,9 +141,9 @@ class FewShotClassifier:
         logits = self._logits(images)
         return cast(Array, self.method_.score(logits).numpy())
 
-    def score(self, images: Pictures, labels: Sequence[Any] | Array | None = None) -> float:
+    def score(self, images: Pictures, labels: Labels | None = None) -> float:
         """Return the accuracy."""
-        pictures, names = _labelled(images, labels)
+        pictures, names = labelled(images, labels)
         return float(np.mean(self.predict(pictures) == np.array(names)))
 
     def answers(self, images: Pictures, reject: float | None = None) -> list[Answer]:
@@ -200,57 +196,24 @@ class FewShotClassifier:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Save the model and the support to a folder, as safetensors and JSON. Refuses a folder with another model."""
         self._check_fitted()
-        path = Path(folder)
-        if not (path / CLASSIFIER_FILE).exists() and (path.is_file() or (path / WEIGHTS_FILE).exists()):
-            raise UsageError(
-                f"{str(folder)!r} is a file or contains a model that is not a saved classifier: choose another folder"
-            )
-        path.mkdir(parents=True, exist_ok=True)
-        save_method(path / WEIGHTS_FILE, self.method_)
-        features = torch.cat([self._support.shots[label] for label in self._support.labels])
-        save_tensors(path / SUPPORT_FILE, {"features": features}, {})
-        if self.calibration_ is None:
-            (path / CALIBRATION_FILE).unlink(missing_ok=True)
-        else:
-            write_atomically(path / CALIBRATION_FILE, json.dumps(self.calibration_.to_json()).encode())
-        params = self.get_params().items()
-        document = {
-            "params": {name: os.fspath(value) for name, value in params if isinstance(value, str | os.PathLike)},
-            "model_name": self.model_,
-            "image_type": self.image_type_,
-            "pictures": [{"label": label, "index": index, "source": source} for label, (index, source) in self._in_order()],
-            "files": {name: file_digest(path / name) for name in (WEIGHTS_FILE, SUPPORT_FILE)},
-        }
-        write_atomically(path / CLASSIFIER_FILE, (json.dumps(document, ensure_ascii=False, indent=1) + "\n").encode())
+        params = {name: os.fspath(value) for name, value in self.get_params().items() if isinstance(value, str | os.PathLike)}
+        given = [Given(label, index, source) for label, (index, source) in self._in_order()]
+        features = support_features(self._support)
+        saved = Saved(params, self.model_, self.image_type_, self.method_, self.calibration_, features, given)
+        save_classifier(Path(folder), saved)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Self:
         """Load a saved classifier. Refuses an incomplete folder."""
-        path = Path(folder)
-        if not (path / CLASSIFIER_FILE).is_file():
-            raise CheckpointError(
-                f"{str(folder)!r} has no {CLASSIFIER_FILE}: it is not a saved classifier, or saving was interrupted"
-            )
-        try:
-            document = json.loads((path / CLASSIFIER_FILE).read_text("utf-8"))
-            if any(file_digest(path / name) != digest for name, digest in document["files"].items()):
-                raise CheckpointError(f"the files in {str(folder)!r} do not belong together: save the classifier again")
-            method, _ = load_method(path / WEIGHTS_FILE)
-            features = load_tensors(path / SUPPORT_FILE)[0]["features"]
-            labels = [one["label"] for one in document["pictures"]]
-            loaded = cls(**{"model": str(folder)} | document["params"])
-            loaded.image_type_ = document.get("image_type") or document["kind"]  # the key of earlier versions
-            loaded.model_ = document["model_name"]
-            given = [(one["index"], one["label"], one["source"]) for one in document["pictures"]]
-        except (KeyError, TypeError, ValueError, OSError) as error:
-            raise CheckpointError(f"the classifier in {str(folder)!r} is damaged ({error}): save it again") from error
-        loaded.method_ = method.to(resolve_device(loaded.device))
+        saved = load_classifier(Path(folder))
+        loaded = cls(**cast(dict[str, Any], saved.params))
+        loaded.image_type_, loaded.model_, loaded.calibration_ = saved.image_type, saved.model_name, saved.calibration
+        loaded.method_ = saved.method.to(resolve_device(loaded.device))
         loaded.background_ = loaded.new_reader().background
-        loaded.calibration_ = read_calibration(path / CALIBRATION_FILE)
         support = Support(loaded.method_)
-        support.add(features.to(method.device), labels)
+        support.add(saved.features.to(loaded.method_.device), [one.label for one in saved.given])
         loaded._support, loaded.classes_ = support, np.array(support.labels)
-        loaded._given = [(label, source) for _, label, source in sorted(given)]
+        loaded._given = [(one.label, one.source) for one in sorted(saved.given, key=lambda one: one.index)]
         return loaded
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -360,20 +323,3 @@ class FewShotClassifier:
     def _check_fitted(self) -> None:
         if not self.__sklearn_is_fitted__():
             raise NotFittedError("this FewShotClassifier is not fitted: call fit with images and labels first")
-
-
-def _labelled(images: Pictures, labels: Sequence[Any] | Array | None) -> tuple[list[Picture], list[Label]]:
-    """Return images with a label each. Refuses missing labels, a wrong number of them, and other types than str or int."""
-    if labels is None:
-        if not isinstance(images, str | os.PathLike):
-            raise UsageError("labels are missing: give one for each image, or a folder with one subfolder per class")
-        files, names = list_classes(images)
-        return list(files), list(names)
-    pictures, array = list_pictures(images), np.asarray(labels)
-    if array.dtype == object and all(isinstance(label, str) for label in array.flat):
-        array = array.astype(str)
-    if array.ndim != 1 or len(array) != len(pictures):
-        raise UsageError(f"there are {len(pictures)} images and labels of shape {array.shape}: give one label for each image")
-    if array.dtype.kind not in "iubU":
-        raise UsageError(f"labels are {array.dtype}; they must be strings or integers")
-    return pictures, cast(list[Label], array.tolist())
