@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from sosn.checkpoint.registry import shipped_models
 from sosn.classify.classifier import Answer, FewShotClassifier, Nearest
 from sosn.classify.image_type import FITTING
 from sosn.classify.support import IMAGES, encode_images
-from sosn.data.listing import image_files, skipped
+from sosn.data.listing import image_files, skipped, walk
 from sosn.errors import DataError, SosnWarning, UsageError
 
 
@@ -34,14 +34,16 @@ class Classified:
 def find_images(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
     """Return the given files, and all image files in the given folders and their subfolders, sorted.
 
-    Warns of files in folders that are not images. Refuses a folder without images.
+    Warns of files in folders that are not images. Refuses a missing file, and a folder without images.
     """
     found: list[Path] = []
     for place in map(Path, places):
         if not place.is_dir():
+            if not place.exists():
+                raise DataError(f"there is no file or folder {str(place)!r}")
             found.append(place)
             continue
-        inside = [image_files(folder) for folder in _folders(place, set())]
+        inside = [image_files(folder) for folder in walk(place)]
         others = [file for _, rest in inside for file in rest]
         if not any(files for files, _ in inside):
             raise DataError(f"folder {str(place)!r} contains no images: give a folder with JPEG, PNG or other image files")
@@ -51,17 +53,6 @@ def find_images(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
     if not found:
         raise UsageError("there are no images to classify: give files or folders")
     return found
-
-
-def _folders(place: Path, known: set[Path]) -> Iterator[Path]:
-    """Yield a folder and its subfolders, each once, even if links lead to it."""
-    if place.resolve() in known:
-        return
-    known.add(place.resolve())
-    yield place
-    for entry in sorted(place.iterdir()):
-        if entry.is_dir() and not entry.name.startswith("."):
-            yield from _folders(entry, known)
 
 
 def classify_files(

@@ -3,13 +3,14 @@
 import csv
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image
 
 from sosn.data.bank import SPLITS
+from sosn.data.pixels import NEWER
 from sosn.errors import DataError, SosnWarning
 
 NAMED = 3  # files named in a message
@@ -28,7 +29,8 @@ class LabelledFile:
 def class_files(root: Path) -> tuple[dict[str, list[Path]], list[Path]]:
     """Return the image files of each class folder, and the other files: those without an image extension or a class folder.
 
-    Refuses a folder without folders, and a class without images.
+    Images in folders inside a class folder belong to that class. Refuses a folder without folders, and a class folder without
+    images of its own: it could be the folder of several classes.
     """
     if not root.is_dir():
         raise DataError(f"there is no folder {str(root)!r}: pass one that has a folder of images for each class")
@@ -40,8 +42,9 @@ def class_files(root: Path) -> tuple[dict[str, list[Path]], list[Path]]:
             below = _visible(entry, Path.is_dir)
             where = f"; it has a folder {below[0].name!r}: pass the folder whose folders contain images" if below else ""
             raise DataError(f"class {entry.name!r} has no images in {str(entry)!r}: add some or remove the folder{where}")
-        found[entry.name] = images
-        others += skipped_files
+        deeper = [image_files(folder) for folder in list(walk(entry))[1:]]
+        found[entry.name] = [*images, *(file for files, _ in deeper for file in files)]
+        others += [*skipped_files, *(file for _, rest in deeper for file in rest)]
     if not found:
         raise DataError(f"folder {str(root)!r} has no folders: it needs one for each class")
     return found, others
@@ -50,9 +53,23 @@ def class_files(root: Path) -> tuple[dict[str, list[Path]], list[Path]]:
 def image_files(folder: Path) -> tuple[list[Path], list[Path]]:
     """Return the sorted files of a folder: those with an image extension, and the others."""
     files = _visible(folder, Path.is_file)
-    known = Image.registered_extensions()
-    others = [file for file in files if file.suffix.lower() not in known]
-    return [file for file in files if file.suffix.lower() in known], others
+    return [file for file in files if is_image(file)], [file for file in files if not is_image(file)]
+
+
+def is_image(file: Path) -> bool:
+    """Return whether a file has the extension of an image, even of one that needs a package that is not installed."""
+    return file.suffix.lower() in Image.registered_extensions() or file.suffix.lower() in NEWER
+
+
+def walk(place: Path, known: set[Path] | None = None) -> Iterator[Path]:
+    """Yield a folder and its subfolders, each once, even if links lead to it."""
+    known = set() if known is None else known
+    if place.resolve() in known:
+        return
+    known.add(place.resolve())
+    yield place
+    for entry in _visible(place, Path.is_dir):
+        yield from walk(entry, known)
 
 
 def skipped(files: Sequence[Path], root: Path) -> str:
@@ -80,26 +97,33 @@ def from_list(path: Path) -> list[LabelledFile]:
     """
     if not path.is_file():
         raise DataError(f"there is no file {str(path)!r}: pass a CSV with the columns path, label[, group][, split]")
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = csv.DictReader(file)
-        if not {"path", "label"} <= set(rows.fieldnames or ()):
-            raise DataError(f"{str(path)!r} has the columns {rows.fieldnames}; path and label are needed")
-        pictures = []
-        for number, row in enumerate(rows, 2):
-            if not row["path"] or not row["label"]:
-                raise DataError(
-                    f"line {number} of {str(path)!r} has path {row['path']!r} and label {row['label']!r}: fill in both"
-                )
-            if (row.get("split") or "train") not in SPLITS:
-                raise DataError(f"line {number} of {str(path)!r} has split {row['split']!r}; it must be train, val or test")
-            values = (row["label"], row.get("split") or "", row.get("group") or "")
-            pictures.append(LabelledFile(path.parent / row["path"], *values))
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = csv.DictReader(file)
+            listed, columns = list(enumerate(rows, 2)), rows.fieldnames
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{str(path)!r} is not a CSV in UTF-8 ({error}): save it again with that encoding") from error
+    if not {"path", "label"} <= set(columns or ()):
+        raise DataError(f"{str(path)!r} has the columns {columns}; path and label are needed, separated by commas")
+    pictures = []
+    for number, row in listed:
+        if not row["path"] or not row["label"]:
+            raise DataError(f"line {number} of {str(path)!r} has path {row['path']!r} and label {row['label']!r}: fill in both")
+        if (row.get("split") or "train") not in SPLITS:
+            raise DataError(f"line {number} of {str(path)!r} has split {row['split']!r}; it must be train, val or test")
+        values = (row["label"], row.get("split") or "", row.get("group") or "")
+        pictures.append(LabelledFile(path.parent / row["path"], *values))
+    if not pictures:
+        raise DataError(f"{str(path)!r} lists no images: add a line with path and label for each")
     return pictures
 
 
-def list_classes(folder: str | os.PathLike[str]) -> tuple[list[Path], list[str]]:
-    """Return the image files of a folder of class folders, and the class of each file."""
-    classes, others = class_files(Path(folder))
-    warn_skipped(Path(folder), others)
+def list_classes(place: str | os.PathLike[str]) -> tuple[list[Path], list[str]]:
+    """Return the image files of a folder of class folders, or of a CSV with the columns path and label, with their classes."""
+    if Path(place).suffix.lower() == ".csv":
+        listed = from_list(Path(place))
+        return [one.file for one in listed], [one.label for one in listed]
+    classes, others = class_files(Path(place))
+    warn_skipped(Path(place), others)
     files = [file for class_images in classes.values() for file in class_images]
     return files, [label for label, class_images in classes.items() for _ in class_images]

@@ -12,7 +12,7 @@ from PIL import Image
 
 from sosn.data.bank import SPLITS
 from sosn.data.image import read_image
-from sosn.data.listing import from_list
+from sosn.data.listing import from_list, is_image
 from sosn.data.prepare.catalog import CATALOG
 from sosn.data.prepare.store import Entry, place, prepared_sizes, read_index
 from sosn.errors import DataError, UsageError
@@ -42,8 +42,6 @@ def check(name_or_path: str, progress: Callable[[int, int], None] | None = None)
     root = Path(name_or_path.removeprefix("folder:"))
     if root.suffix.lower() == ".csv":
         entries = [Entry(listed.split, listed.label, str(listed.file)) for listed in from_list(root)]
-        if not entries:
-            raise DataError(f"{str(root)!r} lists no images")
         return _check_files(root, entries, progress)
     if not root.is_dir():
         raise UsageError(f"{str(root)!r} is not a prepared dataset, a folder or a CSV: see `sosn data list`")
@@ -52,7 +50,7 @@ def check(name_or_path: str, progress: Callable[[int, int], None] | None = None)
 
 def _check_folder(root: Path, progress: Callable[[int, int], None] | None) -> tuple[list[Finding], int]:
     files = [file for file in sorted(root.rglob("*")) if file.is_file() and not file.name.startswith(".")]
-    images = [file for file in files if file.suffix.lower() in Image.registered_extensions()]
+    images = [file for file in files if is_image(file)]
     if not images:
         raise DataError(f"folder {str(root)!r} has no images")
     others = [str(file.relative_to(root)) for file in files if file not in set(images)]
