@@ -332,19 +332,48 @@ def test_rivals_answer_through_the_same_classifier(name: str) -> None:
     assert classifier.similarities(asked) == pytest.approx(expected[:, order].numpy(), abs=1e-5)
 
 
-def test_saving_never_overwrites_another_model(drawings: list[np.ndarray], tmp_path: Path) -> None:
+def test_saving_never_writes_among_other_files(drawings: list[np.ndarray], tmp_path: Path) -> None:
     classifier = FewShotClassifier("glyphs").fit(drawings[:2], [0, 1])
     run, photo = tmp_path / "run", tmp_path / "photo.png"
     run.mkdir()
     (run / "model.safetensors").write_bytes(b"weights of a run")
     photo.write_bytes(b"a photo")
-    for place in (run, photo):
-        with pytest.raises(UsageError, match="contains a model that is not a saved classifier"):
+    for place, message in ((run, "holds other files, such as 'model"), (photo, "is a file"), (tmp_path, "such as 'photo")):
+        with pytest.raises(UsageError, match=message):
             classifier.save(place)
     assert (run / "model.safetensors").read_bytes() == b"weights of a run"
     assert photo.read_bytes() == b"a photo"
     for _ in range(2):
         classifier.save(tmp_path / "own")
+
+
+def test_images_that_cannot_be_read_are_skipped_if_asked(folder: Path, tmp_path: Path) -> None:
+    torn = tmp_path / "torn.png"
+    torn.write_bytes(b"no image")
+    files = sorted((folder / "support").glob("*/*.png"))
+    labels = [file.parent.name for file in files]
+    whole = FewShotClassifier("glyphs").fit(files, labels)
+    with pytest.warns(SosnWarning, match=r"skipped 1 of 16 images, which cannot be read: .*torn\.png"):
+        classifier = FewShotClassifier("glyphs").fit([torn, *files], [labels[0], *labels], errors="skip")
+    assert classifier.shots_ == whole.shots_
+    with pytest.raises(DataError, match="class 'new' has no image that can be read"):
+        classifier.partial_fit([torn, files[0]], ["new", labels[0]], errors="skip")
+    with pytest.raises(UsageError, match="choose 'raise' or 'skip'"):
+        classifier.predict(files, errors="ignore")  # type: ignore[arg-type]
+    queries = [files[0], torn, files[-1]]
+    with pytest.warns(SosnWarning, match="skipped 1 of 3 images"):
+        answers = classifier.answers(queries, errors="skip")
+    assert [one and (one.answer, one.image) for one in answers] == [
+        (labels[0], str(files[0])), None, (labels[-1], str(files[-1]))
+    ]  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SosnWarning)
+        assert classifier.predict(queries, errors="skip").tolist() == [labels[0], None, labels[-1]]
+        assert classifier.predict([torn], reject=0.05, errors="skip").tolist() == [None]
+        assert np.isnan(classifier.predict_proba(queries, errors="skip")).all(1).tolist() == [False, True, False]
+        assert classifier.evaluate(queries, [labels[0]] * 3, errors="skip").images == 2
+    with pytest.raises(DataError, match=r"torn\.png"):
+        classifier.predict(queries)
 
 
 def test_arrays_of_paths_are_paths_and_arrays_that_cannot_be_written_are_images(folder: Path) -> None:

@@ -35,12 +35,13 @@ def drawings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_a_folder_is_classified_as_a_table(cli: Cli, drawings: Path) -> None:
+def test_a_pipe_gets_tab_separated_lines_with_whole_paths(cli: Cli, drawings: Path) -> None:
     code, out, err = cli("classify", "--support", str(drawings / "support"), str(drawings / "query"))
     assert code == 0, err
-    rows = [line for line in out.splitlines() if ".png" in line]
-    assert len(rows) == 6
-    assert sum(f"query/letter {number}" in row and f" letter {number} " in row for row in rows for number in range(3)) >= 5
+    rows = [line.split("\t") for line in out.splitlines()]
+    assert [row[0] for row in rows] == [str(file) for file in sorted((drawings / "query").glob("*/*.png"))]
+    assert sum(Path(row[0]).parent.name == row[1] for row in rows) >= 5
+    assert all(row[2].endswith("%") and row[3].startswith("letter ") for row in rows)
     assert "3 classes of drawings with 2 images each" in err
     assert "More images of each class help most" in err
 
@@ -59,6 +60,7 @@ def test_json_is_one_document_with_the_scores_of_all_classes(cli: Cli, drawings:
         assert set(answer["probabilities"]) == set(answer["similarities"]) == set(printed["classes"])
         assert answer["answer"] == max(answer["similarities"], key=lambda name: answer["similarities"][name])
         assert sum(answer["probabilities"].values()) == pytest.approx(1, abs=1e-5)
+        assert Path(answer["nearest"]).parent.parent == drawings / "support"
     assert printed["failed"] == []
 
 
@@ -89,9 +91,6 @@ def test_unknown_classes_are_none_of_these(cli: Cli, drawings: Path) -> None:
     answers = json.loads(out)["answers"]
     assert sum(answer["answer"] is None for answer in answers[:4]) >= 3
     assert sum(answer["answer"] is None for answer in answers[4:]) <= 1
-    code, _, err = cli("classify", *words, "--reject", "0.9", str(drawings / "other"))
-    assert code == 2
-    assert "from 0.01 to 0.5" in err
 
 
 def test_the_page_shows_every_image_and_its_nearest_example(cli: Cli, drawings: Path, tmp_path: Path) -> None:
@@ -115,6 +114,13 @@ def test_wrong_options_are_reported(cli: Cli, drawings: Path, tmp_path: Path) ->
         ([*support, "--csv", "--json", "x.png"], 2, "choose one"),
         ([*support, str(drawings / "query"), "nowhere.png"], 1, "there is no file or folder 'nowhere.png'"),
         ([*support, "empty"], 1, "contains no images"),
+        ([*support, "--html", "missing/page.html", str(drawings / "query")], 2, "there is no folder 'missing' for --html"),
+        ([*support, "--reject", "0.9", str(drawings / "query")], 2, "from 0.01 to 0.5"),
+        ([*support, "--save", str(drawings / "query"), str(drawings / "query")], 2, "holds other files, such as 'letter 0'"),
+        ([*support, "--labelled", str(drawings / "query"), "x.png"], 2, "--labelled takes one folder"),
+        ([*support, "--classifier", "kept", str(drawings / "query")], 2, "give either --support"),
+        (["--classifier", "kept", "--model", "glyphs", str(drawings / "query")], 2, "remove --model"),
+        ([str(drawings / "query")], 2, "give either --support"),
         ([*support, "--model", "glyfs", str(drawings / "query")], 2, "did you mean 'glyphs'?"),
         (["--support", "nowhere", str(drawings / "query")], 1, "there is no folder 'nowhere'"),
         (["--support", "empty", str(drawings / "query")], 1, "needs one for each class"),
@@ -240,3 +246,55 @@ def test_a_page_can_name_files_that_are_not_utf8(cli: Cli, drawings: Path, tmp_p
     code, _, err = cli("classify", *words)
     assert code == 0, err
     assert "bad?.png" in (tmp_path / "page.html").read_text("utf-8")
+
+
+def test_a_saved_classifier_gives_the_same_answers_without_the_support(cli: Cli, drawings: Path) -> None:
+    code, first, err = cli("classify", "--support", str(drawings / "support"), "--save", "kept", str(drawings / "query"))
+    assert code == 0, err
+    code, second, err = cli("classify", "--classifier", "kept", str(drawings / "query"))
+    assert code == 0, err
+    assert first == second
+
+
+def test_support_images_that_cannot_be_read_are_skipped_unless_a_class_has_no_other(
+    cli: Cli, drawings: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(drawings / "support", tmp_path / "support")
+    (tmp_path / "support" / "letter 0" / "torn.png").write_bytes(b"no image")
+    code, out, err = cli("classify", "--support", "support", "--json", str(drawings / "query"))
+    assert code == 0, err
+    assert "note: skipped 1 of 7 images, which cannot be read: support/letter 0/torn.png" in err
+    assert json.loads(out)["classes"] == {"letter 0": 2, "letter 1": 2, "letter 2": 2}
+    for file in (tmp_path / "support" / "letter 0").iterdir():
+        file.write_bytes(b"no image")
+    code, _, err = cli("classify", "--support", "support", str(drawings / "query"))
+    assert code == 1
+    assert "class 'letter 0' has no image that can be read" in err
+
+
+def test_labelled_images_are_evaluated(cli: Cli, drawings: Path, tmp_path: Path) -> None:
+    """The other character has no examples: rejecting it is right."""
+    files = sorted([*(drawings / "query").glob("*/*.png"), *(drawings / "other").glob("*/*.png")])
+    rows = [("path", "label"), *((str(file), file.parent.name) for file in files)]
+    (tmp_path / "labels.csv").write_text("".join(f"{path},{label}\n" for path, label in rows))
+    words = ["--support", str(drawings / "support"), "--reject", "0.1", "--labelled", "labels.csv"]
+    code, out, err = cli("classify", *words, "--json", "--html", "page.html")
+    assert code == 0, err
+    printed = json.loads(out)
+    found, answers = printed["evaluation"], printed["answers"]
+    right = [answer["answer"] == (None if answer["label"] == "letter 3" else answer["label"]) for answer in answers]
+    assert [answer["right"] for answer in answers] == right
+    assert (found["images"], found["right"], found["unknown"]) == (10, sum(right), 4)
+    assert found["right"] >= 8
+    assert found["interval"][0] < found["accuracy"] <= found["interval"][1]
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert f"{found['right']} of 10 labelled images" in page
+    assert page.count(" data-wrong") == 10 - found["right"]
+    assert "http" not in page  # works offline
+    code, out, err = cli("classify", *words, "--csv")
+    assert [row["right"] == "true" for row in csv.DictReader(io.StringIO(out))] == right
+    assert f"{found['right']} of 10 right" in err
+    code, out, err = cli("classify", *words[:2], *words[4:])
+    assert "note: 4 images are of classes without examples and count as mistakes" in err
+    assert "Most confident mistakes\nimage\ttrue class\tanswer\tprobability\n" in out
+    assert "of 10 right: " in out.splitlines()[-1]

@@ -2,17 +2,20 @@
 
 import os
 import warnings
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sosn.checkpoint.registry import shipped_models
-from sosn.classify.classifier import Answer, FewShotClassifier, Nearest
+from sosn.classify.answer import Answer, Nearest
+from sosn.classify.classifier import FewShotClassifier
 from sosn.classify.image_type import FITTING
-from sosn.classify.support import IMAGES, encode_images
+from sosn.classify.labelled_evaluation import LabelledEvaluation, judge
+from sosn.classify.support import IMAGES, Label, encode_images
 from sosn.data.listing import image_files, skipped, walk
 from sosn.errors import DataError, SosnWarning, UsageError
+from sosn.evaluation.calibration import PERCENTS
 
 
 @dataclass(frozen=True)
@@ -23,12 +26,14 @@ class Classified:
     answer: Answer | None = None
     nearest: Nearest | None = None
     error: str | None = None
+    label: Label | None = None  # the true class, if it is known
+    right: bool | None = None  # whether the answer is right, if that is known
 
     def to_json(self) -> dict[str, Any]:
         if self.answer is None:
             return {"image": self.image, "error": self.error}
-        document: dict[str, Any] = {"image": self.image, **vars(self.answer)}
-        return document if self.nearest is None else document | {"nearest": self.nearest.source}
+        document: dict[str, Any] = {**vars(self.answer), "nearest": self.nearest.source if self.nearest else None}
+        return document if self.label is None else document | {"label": self.label, "right": self.right}
 
 
 def find_images(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
@@ -75,7 +80,8 @@ def classify_files(
         neighbours: dict[int, Nearest] = {}
         if read.places:
             features = encode_images(classifier.method_, read.images)
-            answers = dict(zip(read.places, classifier.answer_features(features, reject), strict=True))
+            found = classifier.answer_features(features, reject)
+            answers = {place: replace(one, image=part[place]) for place, one in zip(read.places, found, strict=True)}
             neighbours = dict(zip(read.places, classifier.nearest_features(features), strict=True)) if nearest else {}
         for place, file in enumerate(part):
             error = read.errors.get(place)
@@ -84,6 +90,26 @@ def classify_files(
             progress(len(results), len(files))
     reader.warn()
     return results
+
+
+def judge_files(
+    classifier: FewShotClassifier, results: Sequence[Classified], labels: Sequence[Label], reject: float | None
+) -> tuple[list[Classified], LabelledEvaluation]:
+    """Return classified files with their labels and whether they are right, and the evaluation of those with an answer."""
+    answered = [(one.answer, label) for one, label in zip(results, labels, strict=True) if one.answer]
+    evaluation = judge(answered, classifier.classes_.tolist(), reject)
+    verdicts = iter(evaluation.judged)
+    marked = [
+        replace(one, label=label, right=next(verdicts).right if one.answer else None)
+        for one, label in zip(results, labels, strict=True)
+    ]
+    return marked, evaluation
+
+
+def check_reject(reject: float | None) -> None:
+    """Refuse a share that no calibration can hold, before any work."""
+    if reject is not None and not PERCENTS[0] / 100 <= reject <= PERCENTS[-1] / 100:
+        raise UsageError(f"--reject is {reject}; it is the share of known images that may be rejected, from 0.01 to 0.5")
 
 
 def expectation(classifier: FewShotClassifier) -> str:

@@ -5,9 +5,9 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast, overload
 
 import numpy as np
 import torch
@@ -15,9 +15,11 @@ from torch import Tensor
 
 from sosn.checkpoint.registry import load
 from sosn.checkpoint.timm import open_timm
+from sosn.classify.answer import Answer, Explanation, Nearest
 from sosn.classify.background import Inverting
 from sosn.classify.image_type import ImageType, fitting_model, type_of_pictures
-from sosn.classify.labelled import Labels, labelled
+from sosn.classify.labelled import Errors, Labels, check_errors, labelled, learn_readable, warn_unreadable
+from sosn.classify.labelled_evaluation import LabelledEvaluation, judge
 from sosn.classify.reader import Reader
 from sosn.classify.saving import Given, Saved, load_classifier, save_classifier, support_features
 from sosn.classify.support import IMAGES, Label, Support, encode_images
@@ -28,38 +30,6 @@ from sosn.method.base import Method
 from sosn.util.device import resolve_device
 
 Array = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True)
-class Nearest:
-    """The support image that is nearest to a query."""
-
-    label: Label
-    index: int  # its position among all images given to fit and partial_fit, from 0
-    source: str | None  # its path, if it came from a file
-    similarity: float
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The answer for an image and the scores of all classes. An answer of None means none of these."""
-
-    answer: Label | None
-    probability: float  # of the most likely class
-    similarities: dict[Label, float]
-    probabilities: dict[Label, float]
-
-    @property
-    def likeliest(self) -> Label:
-        """The most likely class, even if the answer is None."""
-        return max(self.probabilities, key=self.probabilities.__getitem__)
-
-
-@dataclass(frozen=True)
-class Explanation(Answer):
-    """An answer and the nearest support image."""
-
-    nearest: Nearest
 
 
 class FewShotClassifier:
@@ -92,9 +62,15 @@ class FewShotClassifier:
         self.device = device
         self.polarity = polarity
 
-    def fit(self, images: Pictures, labels: Labels | None = None) -> Self:
-        """Learn classes from images and labels, or from a folder with one subfolder per class."""
-        pictures, names = labelled(images, labels)
+    def fit(self, images: Pictures, labels: Labels | None = None, errors: Errors = "raise") -> Self:
+        """Learn classes from images and labels, or from a folder with one subfolder per class, or a CSV (path, label).
+
+        errors: "skip" leaves out images that cannot be read, and warns, unless a class would have none left.
+        """
+        learn_readable(self._fit, *labelled(images, labels), errors)
+        return self
+
+    def _fit(self, pictures: list[Picture], names: list[Label]) -> None:
         found_type = type_of_pictures(pictures)
         name, method, calibration = self._open_model(found_type, min(Counter(names).values()))
         reader, support = Reader(method.preprocessing, self.polarity), Support(method)
@@ -103,13 +79,14 @@ class FewShotClassifier:
         self.background_ = reader.background
         self._remember(support, pictures, names, [])
         reader.warn()
+
+    def partial_fit(self, images: Pictures, labels: Labels | None = None, errors: Errors = "raise") -> Self:
+        """Add images of new or known classes. Images that were added before are not encoded again."""
+        learn = self._add if self.__sklearn_is_fitted__() else self._fit
+        learn_readable(learn, *labelled(images, labels), errors)
         return self
 
-    def partial_fit(self, images: Pictures, labels: Labels | None = None) -> Self:
-        """Add images of new or known classes. Images that were added before are not encoded again."""
-        if not self.__sklearn_is_fitted__():
-            return self.fit(images, labels)
-        pictures, names = labelled(images, labels)
+    def _add(self, pictures: list[Picture], names: list[Label]) -> None:
         new, old = (type(group[0]) for group in (names, self._support.labels))
         if new is not old:
             raise UsageError(f"labels are {new.__name__}, but earlier labels were {old.__name__}: use one type")
@@ -117,28 +94,29 @@ class FewShotClassifier:
         support.add(encode_images(self.method_, reader.read_all(pictures)), names)
         self._remember(support, pictures, names, self._given)
         reader.warn()
-        return self
 
-    def predict(self, images: Pictures, reject: float | None = None) -> Array:
+    def predict(self, images: Pictures, reject: float | None = None, errors: Errors = "raise") -> Array:
         """Return the class of each image. With reject, an image that is none of these gets None.
 
         reject: share of images of known classes that may be rejected, from 0.01 to 0.5. It holds for images like those that
-        the model was calibrated on. Refused for a model without calibration.
+        the model was calibrated on. Refused for a model without calibration. errors: "skip" gives None for an image that
+        cannot be read, and warns; the other methods give None or a row of NaN.
         """
-        logits = self._logits(images)
+        logits = self._logits(images, errors)
         answers = self.classes_[logits.argmax(-1).numpy()]
-        if reject is None:
+        if reject is None and errors == "raise":
             return cast(Array, answers)
-        known = logits.amax(-1).numpy() >= self._threshold(reject)
+        highest = logits.amax(-1).numpy()  # NaN without an image
+        known = ~np.isnan(highest) if reject is None else highest >= self._threshold(reject)
         return np.array([answer if one else None for answer, one in zip(answers.tolist(), known, strict=True)], dtype=object)
 
-    def predict_proba(self, images: Pictures) -> Array:
+    def predict_proba(self, images: Pictures, errors: Errors = "raise") -> Array:
         """Return class probabilities (n, L), in the order of classes_. Warns if they are not calibrated."""
-        return cast(Array, self._probabilities(self._logits(images)).numpy())
+        return cast(Array, self._probabilities(self._logits(images, errors)).numpy())
 
-    def similarities(self, images: Pictures) -> Array:
+    def similarities(self, images: Pictures, errors: Errors = "raise") -> Array:
         """Return the similarities of images and classes (n, L), between 0 and 1. Rows do not sum to 1."""
-        logits = self._logits(images)
+        logits = self._logits(images, errors)
         return cast(Array, self.method_.score(logits).numpy())
 
     def score(self, images: Pictures, labels: Labels | None = None) -> float:
@@ -146,29 +124,50 @@ class FewShotClassifier:
         pictures, names = labelled(images, labels)
         return float(np.mean(self.predict(pictures) == np.array(names)))
 
-    def answers(self, images: Pictures, reject: float | None = None) -> list[Answer]:
-        """Return the answer for each image, as predict does, with the scores of all classes."""
-        return self._answers_of(self._logits(images), reject)
+    def evaluate(
+        self, images: Pictures, labels: Labels | None = None, reject: float | None = None, errors: Errors = "raise"
+    ) -> LabelledEvaluation:
+        """Return how good the answers for labelled images are: accuracy with an interval, confusion matrix, mistakes.
+
+        Labels that fit has not seen are right if the answer is None, which needs reject.
+        """
+        pictures, names = labelled(images, labels)
+        found = self.answers(pictures, reject, errors=errors)
+        pairs = [(answer, label) for answer, label in zip(found, names, strict=True) if answer is not None]
+        return judge(pairs, self.classes_.tolist(), reject)
+
+    @overload
+    def answers(self, images: Pictures, reject: float | None = None, errors: Literal["raise"] = "raise") -> list[Answer]: ...
+    @overload
+    def answers(self, images: Pictures, reject: float | None = None, *, errors: Literal["skip"]) -> list[Answer | None]: ...
+    def answers(self, images: Pictures, reject: float | None = None, errors: Errors = "raise") -> Any:
+        """Return the answer for each image, as predict does, with the scores of all classes and its path."""
+        pictures = self._listed(images)
+        logits = self._logits(pictures, errors)
+        found = self._answers_of(logits, reject, [source_of(picture) for picture in pictures])
+        return [None if missing else one for missing, one in zip(logits.isnan().any(-1).tolist(), found, strict=True)]
 
     def answer_features(self, features: Tensor, reject: float | None = None) -> list[Answer]:
         """Return the answers for features of encode_images."""
-        return self._answers_of(self._support.logits(features).cpu(), reject)
+        return self._answers_of(self._support.logits(features).cpu(), reject, [None] * len(features))
 
-    def _answers_of(self, logits: Tensor, reject: float | None) -> list[Answer]:
+    def _answers_of(self, logits: Tensor, reject: float | None, sources: Sequence[str | None]) -> list[Answer]:
         names = cast(list[Label], self.classes_.tolist())
         threshold = None if reject is None else self._threshold(reject)
+        rows = zip(logits, self._probabilities(logits).tolist(), self.method_.score(logits), sources, strict=True)
         found = []
-        for row, chances, scores in zip(logits, self._probabilities(logits).tolist(), self.method_.score(logits), strict=True):
+        for row, chances, scores, source in rows:
             best = int(row.argmax())
             refused = threshold is not None and float(row[best]) < threshold
             by_class = dict(zip(names, scores.tolist(), strict=True)), dict(zip(names, chances, strict=True))
-            found.append(Answer(None if refused else names[best], chances[best], *by_class))
+            found.append(Answer(None if refused else names[best], chances[best], *by_class, source))
         return found
 
     def nearest(self, images: Pictures) -> list[Nearest]:
         """Return the nearest support image of each image. Support images are compared one by one."""
-        self._check_fitted()
-        return self._nearest_of(self._by_parts(list_pictures(images), self._support.picture_logits))
+        pictures = self._listed(images)
+        found = self._nearest_of(self._by_parts(pictures, self._support.picture_logits, sum(self._support.counts), "raise"))
+        return [replace(one, image=source_of(picture)) for one, picture in zip(found, pictures, strict=True)]
 
     def nearest_features(self, features: Tensor) -> list[Nearest]:
         """Return the nearest support images of features of encode_images."""
@@ -191,10 +190,11 @@ class FewShotClassifier:
         reader = self.new_reader()
         features = encode_images(self.method_, reader.read_all(pictures))
         reader.warn()
-        return Explanation(**vars(self.answer_features(features)[0]), nearest=self.nearest_features(features)[0])
+        answer = replace(self.answer_features(features)[0], image=source_of(pictures[0]))
+        return Explanation(**vars(answer), nearest=replace(self.nearest_features(features)[0], image=answer.image))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Save the model and the support to a folder, as safetensors and JSON. Refuses a folder with another model."""
+        """Save the model and the support to a folder, as safetensors and JSON. Refuses a folder with other files."""
         self._check_fitted()
         params = {name: os.fspath(value) for name, value in self.get_params().items() if isinstance(value, str | os.PathLike)}
         given = [Given(label, index, source) for label, (index, source) in self._in_order()]
@@ -203,10 +203,10 @@ class FewShotClassifier:
         save_classifier(Path(folder), saved)
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str]) -> Self:
-        """Load a saved classifier. Refuses an incomplete folder."""
+    def load(cls, folder: str | os.PathLike[str], device: str | None = None) -> Self:
+        """Load a saved classifier, to another device if one is given. Refuses an incomplete folder."""
         saved = load_classifier(Path(folder))
-        loaded = cls(**cast(dict[str, Any], saved.params))
+        loaded = cls(**cast(dict[str, Any], saved.params if device is None else saved.params | {"device": device}))
         loaded.image_type_, loaded.model_, loaded.calibration_ = saved.image_type, saved.model_name, saved.calibration
         loaded.method_ = saved.method.to(resolve_device(loaded.device))
         loaded.background_ = loaded.new_reader().background
@@ -236,6 +236,15 @@ class FewShotClassifier:
         """The number of images of each class, in the order of classes_."""
         self._check_fitted()
         return self._support.counts
+
+    @property
+    def sources_(self) -> dict[Label, list[str]]:
+        """The paths of the images of each class that came from files."""
+        self._check_fitted()
+        found: dict[Label, list[str]] = {label: [] for label in self._support.labels}
+        for label, source in self._given:
+            found[label] += [source] if source else []
+        return found
 
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "_support")
@@ -285,18 +294,30 @@ class FewShotClassifier:
             places.setdefault(label, []).append((index, source))
         return [(label, place) for label in self._support.labels for place in places[label]]
 
-    def _logits(self, images: Pictures) -> Tensor:
+    def _listed(self, images: Pictures) -> list[Picture]:
         self._check_fitted()
-        return self._by_parts(list_pictures(images), self._support.logits)
+        return list_pictures(images)
 
-    def _by_parts(self, pictures: Sequence[Picture], compare: Callable[[Tensor], Tensor]) -> Tensor:
-        """Apply `compare` to the features of all images, in batches."""
-        reader, found = self.new_reader(), []
+    def _logits(self, images: Pictures, errors: Errors) -> Tensor:
+        """Return the logits (n, L); with errors="skip", rows of NaN for images that cannot be read."""
+        return self._by_parts(self._listed(images), self._support.logits, len(self.classes_), errors)
+
+    def _by_parts(self, pictures: Sequence[Picture], compare: Callable[[Tensor], Tensor], width: int, errors: Errors) -> Tensor:
+        """Apply `compare`, whose rows have this width, to the features of all images, in batches."""
+        check_errors(errors)
+        reader, found, bad = self.new_reader(), torch.full((len(pictures), width), torch.nan), []
         for first in range(0, len(pictures), IMAGES):
-            part = reader.read_all(pictures[first : first + IMAGES])
-            found.append(compare(encode_images(self.method_, part)).cpu())
+            part = reader.try_read(pictures[first : first + IMAGES])
+            if errors == "raise":
+                part.all()
+            if part.places:
+                rows = compare(encode_images(self.method_, part.images)).cpu()
+                found = found.to(rows.dtype)
+                found[[first + place for place in part.places]] = rows
+            bad += [pictures[first + place] for place in part.errors]
         reader.warn(stacklevel=4)
-        return torch.cat(found)
+        warn_unreadable(bad, len(pictures))
+        return found
 
     def new_reader(self) -> Reader:
         """Return a reader of images for the model."""

@@ -46,10 +46,19 @@ def support_features(support: Support) -> Tensor:
     return torch.cat([support.shots[label] for label in support.labels])
 
 
+def check_folder(path: Path) -> None:
+    """Refuse a folder with other files than a saved classifier's, such as pictures or another model."""
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"{str(path)!r} is a file: choose a folder for the classifier")
+    if path.is_dir() and not (path / CLASSIFIER_FILE).exists():
+        others = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
+        if others:
+            raise UsageError(f"{str(path)!r} holds other files, such as {others[0]!r}: choose a new or empty folder")
+
+
 def save_classifier(path: Path, saved: Saved) -> None:
-    """Write a classifier to a folder. Refuses a folder with another model."""
-    if not (path / CLASSIFIER_FILE).exists() and (path.is_file() or (path / WEIGHTS_FILE).exists()):
-        raise UsageError(f"{str(path)!r} is a file or contains a model that is not a saved classifier: choose another folder")
+    """Write a classifier to a folder. Refuses a folder with other files."""
+    check_folder(path)
     path.mkdir(parents=True, exist_ok=True)
     save_method(path / WEIGHTS_FILE, saved.method)
     save_tensors(path / SUPPORT_FILE, {"features": saved.features}, {})

@@ -1,35 +1,41 @@
 """`sosn classify`, `sosn tune` and `sosn export`."""
 
-import csv
-import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from sosn.cli.common import AsJson, print_json
+from sosn.errors import UsageError
 
 if TYPE_CHECKING:
     from sosn.classify.background import Inverting
     from sosn.classify.batch import Classified
     from sosn.classify.classifier import FewShotClassifier
+    from sosn.classify.labelled_evaluation import LabelledEvaluation
+    from sosn.classify.support import Label
 
 Polarity = Annotated[
     str, typer.Option(help="auto: invert light-on-dark drawings for models trained on dark-on-light; as_is: invert nothing.")
 ]
-Support = Annotated[Path, typer.Option(help="Folder with one subfolder of images per class.")]
+EXAMPLES = "Folder with one subfolder of images per class, or a CSV with the columns path and label."
 Model = Annotated[str, typer.Option(help="Shipped model or run folder; auto: choose for drawings or photos.")]
 
 
 def classify(
     images: Annotated[list[str], typer.Argument(metavar="IMAGE|FOLDER...", help="Images to classify.")],
-    support: Support,
+    support: Annotated[Path | None, typer.Option(help=EXAMPLES)] = None,
+    classifier: Annotated[Path | None, typer.Option(help="Use a saved classifier instead of --support.")] = None,
     model: Model = "auto",
     encoder: Annotated[str | None, typer.Option(help="Use a frozen backbone instead of a model: timm:NAME.")] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="Weights of the backbone; default: timm's.")] = None,
     reject: Annotated[
         float | None, typer.Option(help="Allow 'none of these'; the share of known images that may be rejected.")
     ] = None,
+    labelled: Annotated[
+        bool, typer.Option("--labelled", help="IMAGE is a folder or CSV with classes, as --support: print the accuracy.")
+    ] = False,
+    save: Annotated[Path | None, typer.Option(help="Save the classifier to this folder.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with thumbnails to this file.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto.")] = "cpu",
     polarity: Polarity = "auto",
@@ -37,26 +43,40 @@ def classify(
     as_json: AsJson = False,
 ) -> None:
     """Classify images from a few examples of each class. Exits with 1 if an image could not be read."""
-    from sosn.classify.batch import classify_files, expectation, find_images
+    from sosn.classify.batch import check_reject, classify_files, expectation, judge_files
     from sosn.classify.classifier import FewShotClassifier
+    from sosn.classify.saving import check_folder
     from sosn.cli.show import console, progress_bar
-    from sosn.errors import UsageError
 
     if as_csv and as_json:
         raise UsageError("--csv and --json cannot be combined: choose one")
+    changed = {"--model": model != "auto", "--encoder": encoder, "--checkpoint": checkpoint, "--polarity": polarity != "auto"}
+    _check_source(support, classifier, [name for name, given in changed.items() if given])
+    check_reject(reject)
     if html is not None:
         from sosn.report.answers import check_page, write_answers
 
         check_page(html)
-    files = find_images(images)
-    classifier = FewShotClassifier(model, encoder, checkpoint, device, cast("Inverting", polarity)).fit(support)
-    expected = expectation(classifier)
+    if save is not None:
+        check_folder(save)
+    files, labels = _queries(images, labelled)
+    if classifier is not None:
+        fitted = FewShotClassifier.load(classifier, device)
+    else:
+        fitted = FewShotClassifier(model, encoder, checkpoint, device, cast("Inverting", polarity))
+        fitted.fit(cast(Path, support), errors="skip")
+    if save is not None:
+        fitted.save(save)
+    expected = expectation(fitted)
     console.print(expected, soft_wrap=True, markup=False)
     with progress_bar("classifying") as bar:
-        results = classify_files(classifier, files, reject, html is not None, bar)
+        results, evaluation = classify_files(fitted, files, reject, html is not None or as_json, bar), None
+    if labels is not None:
+        results, evaluation = judge_files(fitted, results, labels, reject)
     if html is not None:
-        console.print(f"page: {write_answers(html, support, results, expected)}", soft_wrap=True, markup=False)
-    _print_answers(classifier, results, reject, as_csv, as_json)
+        page = write_answers(html, fitted.sources_, results, expected, evaluation)
+        console.print(f"page: {page}", soft_wrap=True, markup=False)
+    _print_answers(fitted, results, reject, evaluation, "csv" if as_csv else "json" if as_json else "table")
     failed = [one.error for one in results if one.error]
     for error in failed:
         console.print(f"error: {error}", soft_wrap=True, markup=False)
@@ -64,37 +84,52 @@ def classify(
         raise typer.Exit(1)
 
 
+def _check_source(support: Path | None, classifier: Path | None, model_options: list[str]) -> None:
+    if (support is None) == (classifier is None):
+        raise UsageError("give either --support, a folder with one subfolder of images per class, or --classifier, a saved one")
+    if classifier is not None and model_options:
+        raise UsageError(f"a saved classifier has its own model: remove {model_options[0]}, or use --support")
+
+
+def _queries(images: list[str], labelled: bool) -> "tuple[list[Path], list[Label] | None]":
+    """Return the files to classify and, if they are labelled, their classes."""
+    from sosn.classify.batch import find_images
+    from sosn.data.listing import list_classes
+
+    if not labelled:
+        return find_images(images), None
+    if len(images) > 1:
+        raise UsageError("--labelled takes one folder with one subfolder of images per class, or one CSV (path, label)")
+    files, labels = list_classes(images[0])
+    return files, list(labels)
+
+
 def _print_answers(
-    classifier: "FewShotClassifier", results: "list[Classified]", reject: float | None, as_csv: bool, as_json: bool
+    classifier: "FewShotClassifier",
+    results: "list[Classified]",
+    reject: float | None,
+    evaluation: "LabelledEvaluation | None",
+    form: str,
 ) -> None:
-    if as_csv:
-        typer.echo(_csv(results), nl=False)
-    elif as_json:
-        document: dict[str, Any] = {
-            "model": classifier.model_,
-            "image_type": classifier.image_type_,
-            "calibrated": classifier.calibration_ is not None,
-            "classes": dict(zip(classifier.classes_.tolist(), classifier.shots_, strict=True)),
-            "reject": reject,
-            "answers": [one.to_json() for one in results if one.answer],
-            "failed": [one.to_json() for one in results if one.error],
-        }
-        print_json(document)
+    from sosn.cli.answers import answers_csv, answers_json, show_answers, show_evaluation
+    from sosn.cli.show import console
+
+    if evaluation and evaluation.unknown and reject is None:
+        console.print(
+            f"note: {evaluation.unknown} images are of classes without examples and count as mistakes: --reject allows "
+            "'none of these'",
+            soft_wrap=True,
+        )
+    if form == "json":
+        print_json(answers_json(classifier, results, reject, evaluation))
+    elif form == "csv":
+        typer.echo(answers_csv(results, evaluation is not None), nl=False)
+        if evaluation:
+            console.print(str(evaluation), soft_wrap=True)
+    elif evaluation:
+        show_evaluation(evaluation)
     else:
-        from sosn.cli.show import show_answers
-
         show_answers(results)
-
-
-def _csv(results: "list[Classified]") -> str:
-    lines = io.StringIO()
-    writer = csv.writer(lines, lineterminator="\n")
-    writer.writerow(["image", "answer", "likeliest", "probability", "error"])  # an empty answer: none of these
-    for one in results:
-        answer = one.answer
-        cells = ("", "", "") if answer is None else (answer.answer, answer.likeliest, f"{answer.probability:.4f}")
-        writer.writerow([one.image, *cells, one.error])
-    return lines.getvalue()
 
 
 def export(

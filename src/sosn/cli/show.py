@@ -15,7 +15,6 @@ from rich.table import Table
 from sosn.cli.process import end_at_once
 
 if TYPE_CHECKING:
-    from sosn.classify.batch import Classified
     from sosn.cli.demo import DemoResult
     from sosn.data.prepare.check import Finding
     from sosn.evaluation.comparison import Row
@@ -188,23 +187,6 @@ def show_comparison(rows: "list[Row]", settings: "EvaluationSettings") -> None:
     out = wide_console()
     out.print(right)
     out.print(cost)
-
-
-def show_answers(results: "list[Classified]") -> None:
-    table = new_table("", "image", "answer", "probability", "next best")
-    for one in results:
-        name = escape(one.image.encode(errors="replace").decode())  # file names need not be valid UTF-8
-        if one.answer is None:
-            table.add_row(name, "could not be read", "", "")
-            continue
-        likely = sorted(one.answer.probabilities.items(), key=lambda pair: -pair[1])
-        shares = [f"{escape(str(label))} {100 * share:.0f}%" for label, share in likely[:2]]
-        if one.answer.answer is None:
-            nearest = shares[0] if len(shares) > 1 else escape(str(likely[0][0]))  # a single class always has 100%
-            table.add_row(name, "none of these", "", f"nearest is {nearest}")
-        else:
-            table.add_row(name, escape(str(one.answer.answer)), f"{100 * likely[0][1]:.0f}%", *shares[1:])
-    wide_console().print(table)
 
 
 def show_datasets(found: list[dict[str, Any]], forms: dict[str, str]) -> None:
