@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 import sosn
-from sosn.cli.show import wide_console
+from sosn.cli.show import RichProgress, wide_console
 from sosn.errors import UsageError
 from sosn.evaluation.model import evaluation_settings
 from sosn.recipe.library import load_recipe, shipped
@@ -397,3 +397,19 @@ def test_a_model_with_tied_scores_warns(cli: Cli, tmp_path: Path) -> None:
     assert code == 0, err
     assert json.loads(out)["ties"] == 1
     assert "note: for 100% of the queries, several classes share the highest score" in err
+
+
+def test_a_long_training_says_early_how_long_it_takes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sosn.cli.show.SETTLED", 0.0)
+    clock = iter(range(0, 1000, 30))
+    monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
+    with RichProgress() as progress:
+        for steps in (4, 10_000):
+            progress.start(0, steps, 1)
+            progress.step(1, 0.5)
+            progress.step(2, 0.5)
+    said = capsys.readouterr().err
+    assert said.count("this training takes about") == 1
+    assert " days at this speed" in said

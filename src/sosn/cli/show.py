@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from sosn.evaluation.protocol import Evaluation
 
 QUIET = 30.0  # seconds between two lines without a terminal
+SETTLED = 20.0  # seconds of training after which its speed is known
+LONG = 3600.0  # seconds from which a training is long enough to say so
 console = Console(stderr=True, highlight=False)
 
 
@@ -38,6 +40,7 @@ class RichProgress:
         self.smooth: float | None = None
         self.first = self.total = self.episodes_per_step = 0
         self.began = self.reported = 0.0
+        self.estimated = False
         self.evaluation: TaskID | None = None
 
     def __enter__(self) -> "RichProgress":
@@ -57,7 +60,7 @@ class RichProgress:
             episodes_per_step,
             time.monotonic(),
         )
-        self.reported = self.began
+        self.reported, self.estimated = self.began, False
         if self.task is not None:  # the next of several runs
             self.bar.remove_task(self.task)
             self.loss, self.best, self.smooth = "", "", None
@@ -71,6 +74,21 @@ class RichProgress:
         if self.task is not None:
             self.bar.update(self.task, completed=step, status=f"{self.loss} {self.best} {rate:.1f} episodes/s")
         self._print_line(f"step {step}/{self.total}  {self.loss}  {rate:.1f} episodes/s")
+        self._estimate(step)
+
+    def _estimate(self, step: int) -> None:
+        """Say once how long the training will take, if that is long. The first steps are slower than others."""
+        spent = time.monotonic() - self.began
+        if self.estimated or spent < SETTLED or step == self.first:
+            return
+        self.estimated = True
+        left = spent * (self.total - step) / (step - self.first)
+        if left > LONG:
+            console.print(
+                f"this training takes about {duration(left)} at this speed, evaluations not included; a "
+                "checkpoint is saved every minute, and a stopped run can be resumed",
+                soft_wrap=True,
+            )
 
     def evaluating(self, done: int, total: int) -> None:
         if self.evaluation is None:
@@ -97,6 +115,12 @@ class RichProgress:
 
     def lost(self) -> None:
         end_at_once("another process of this run has ended")
+
+
+def duration(seconds: float) -> str:
+    """Write a long time in hours or days."""
+    hours = seconds / 3600
+    return f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.1f} days"
 
 
 @contextmanager
