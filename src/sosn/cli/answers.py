@@ -15,7 +15,7 @@ from sosn.classify.labelled_evaluation import LabelledEvaluation
 from sosn.cli.show import new_table
 
 WORST = 10  # mistakes in a table
-WIDEST = 12  # answers in a confusion matrix; with more, only the most frequent confusions are listed
+WIDEST = 8  # answers in a confusion matrix; with more, only the most frequent confusions are listed
 Rows = Sequence[Sequence[str]]
 
 
