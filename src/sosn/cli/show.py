@@ -16,6 +16,7 @@ from sosn.cli.process import end_at_once
 
 if TYPE_CHECKING:
     from sosn.classify.batch import Classified
+    from sosn.classify.gallery_files import Found
     from sosn.cli.demo import DemoResult
     from sosn.data.prepare.check import Finding
     from sosn.evaluation.comparison import Row
@@ -204,6 +205,20 @@ def show_answers(results: "list[Classified]") -> None:
             table.add_row(name, "none of these", "", f"nearest is {nearest}")
         else:
             table.add_row(name, escape(str(one.answer.answer)), f"{100 * likely[0][1]:.0f}%", *shares[1:])
+    wide_console().print(table)
+
+
+def show_matches(results: "list[Found]") -> None:
+    calibrated = any(match.probability is not None for one in results for match in one.matches)
+    table = new_table("", "image", "best", "probability" if calibrated else "similarity", "next")
+    for one in results:
+        name = escape(one.image.encode(errors="replace").decode())  # file names need not be valid UTF-8
+        if not one.matches:
+            table.add_row(name, "could not be read" if one.error else "none of these", "", "")
+            continue
+        shares = [match.similarity if match.probability is None else match.probability for match in one.matches]
+        words = [f"{escape(match.label)} {100 * share:.0f}%" for match, share in zip(one.matches, shares, strict=True)]
+        table.add_row(name, escape(one.matches[0].label), f"{100 * shares[0]:.0f}%", ", ".join(words[1:]))
     wide_console().print(table)
 
 
