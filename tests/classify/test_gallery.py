@@ -12,6 +12,7 @@ import sosn
 from sosn.checkpoint.storage import save_method
 from sosn.classify.class_store import ClassStore
 from sosn.classify.gallery import Gallery, Match, _directions
+from sosn.classify.lance_sketches import LanceSketches
 from sosn.classify.sketches import SIZE, Sketches, sketch
 from sosn.data.bank import Bank
 from sosn.errors import CheckpointError, DataError, UsageError
@@ -97,6 +98,14 @@ def test_nothing_is_added_where_one_class_cannot_be(bank: Bank, gallery: Gallery
     assert len(gallery) == 60
 
 
+def test_an_index_on_disk_gives_the_same_answers(bank: Bank, gallery: Gallery) -> None:
+    pytest.importorskip("lancedb")
+    queries = bank.images[1:3]
+    expected = gallery.search(queries, shortlist=3)
+    gallery.build_index()
+    assert gallery.search(queries, shortlist=3) == Gallery(gallery.folder).search(queries, shortlist=3) == expected
+
+
 def test_what_another_process_adds_and_removes_is_noticed(bank: Bank, gallery: Gallery) -> None:
     other = Gallery(gallery.folder)
     other.add("new", bank.images[:1])
@@ -152,25 +161,34 @@ def test_directions_of_other_descriptions_are_these_at_length_1() -> None:
     torch.testing.assert_close(_directions(described, symmetric=False), described.flatten(1) / lengths.unsqueeze(1))
 
 
-def test_sketches_keep_distances_and_rows_come_and_go(tmp_path: Path) -> None:
+def test_sketches_keep_distances() -> None:
     vectors = torch.nn.functional.normalize(torch.randn(30, 2000) + 2, dim=1)  # with a large common part
     ratios = torch.pdist(sketch(vectors)) / torch.pdist(vectors)
     assert float((ratios - 1).abs().max()) < 5 / (2 * SIZE) ** 0.5
-    short = vectors[:, :12]
-    assert torch.equal(sketch(short), short)
+    assert torch.equal(sketch(vectors[:, :12]), vectors[:, :12])
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_the_nearest_sketches_are_found_after_rows_came_and_went(kind: str, tmp_path: Path) -> None:
+    vectors = torch.randn(30, 16).half()
     store = ClassStore(tmp_path / "classes.sqlite", create=True)
-    index = Sketches(store)
-    rows = [(str(number), 1, b"", row.half().numpy().tobytes()) for number, row in enumerate(short)]
+    rows = [(str(number), 1, b"", row.numpy().tobytes()) for number, row in enumerate(vectors)]
     store.add(rows[:20])
+    index: Sketches | LanceSketches = Sketches(store)
+    if kind == "disk":
+        pytest.importorskip("lancedb")
+        index = LanceSketches.build(store, tmp_path / "index")
     index.refresh()
     store.add(rows[20:])
     store.remove(["29", "7", "0"])
     store.add(rows[7:8])  # under a new id
-    index.refresh()
     order = [*range(1, 7), *range(8, 29), 7]
-    queries = torch.randn(5, 12)
-    expected = torch.cdist(queries, short[order].half().float()).argsort(dim=1)[:, :6]
-    assert index.nearest(queries, 6) == [[index.ids[place] for place in row] for row in expected]
+    queries = torch.randn(5, 16)
+    expected = torch.cdist(queries, vectors[order].float()).argsort(dim=1)[:, :6]
+    opened = Sketches(store) if kind == "memory" else LanceSketches(store, tmp_path / "index")
+    for one in (index, opened):
+        one.refresh()
+        assert one.nearest(queries, 6) == [[one.ids[place] for place in row] for row in expected]
     assert store.labels() == [str(number) for number in order]
 
 

@@ -1,10 +1,12 @@
 """The classes of a gallery in an SQLite file: label, number of images, descriptor, and a short sketch of the descriptor."""
 
 import sqlite3
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from sosn.errors import CheckpointError, UsageError
 
+Array = np.ndarray[Any, Any]
 SCHEMA = (
     "create table if not exists classes (label text primary key, images integer not null, descriptor blob not null)",
     # ids only rise, so that a reader finds new classes by id
@@ -130,18 +133,20 @@ class ClassStore:
         flat = np.frombuffer(bytearray().join(blob for _, _, blob in rows), np.float16)
         return Classes([row[0] for row in rows], [row[1] for row in rows], torch.from_numpy(flat).view(len(rows), *shape))
 
-    def sketches_after(self, known: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids (n,) and sketches (n, d) of the classes with an id above `known`, without a second copy of them."""
+    def sketches_after(self, known: int, most: int = sys.maxsize) -> tuple[Array, Array]:
+        """Return the ids (n,) and sketches (n, d) of the first classes with an id above `known`, without a second copy."""
         with self.open() as base:
-            count, size = base.execute("select count(*), max(length(sketch)) from sketches where id > ?", (known,)).fetchone()
+            where = "from sketches where id > ? order by id limit ?"
+            count, size = base.execute(
+                f"select count(*), max(length(sketch)) from (select sketch {where})", (known, most)
+            ).fetchone()
             ids, sketches = np.empty(count, np.int64), np.empty((count, (size or 0) // 2), np.float16)
-            cursor = base.execute("select id, sketch from sketches where id > ? order by id limit ?", (known, count))
-            done = 0
-            while rows := cursor.fetchmany(AT_ONCE):
-                ids[done : done + len(rows)] = [row[0] for row in rows]
+            cursor = base.execute(f"select id, sketch {where}", (known, count))
+            for first in range(0, count, AT_ONCE):
+                rows = cursor.fetchmany(AT_ONCE)
+                ids[first : first + len(rows)] = [row[0] for row in rows]
                 blobs = b"".join(row[1] for row in rows)
-                sketches[done : done + len(rows)] = np.frombuffer(blobs, np.float16).reshape(len(rows), -1)
-                done += len(rows)
+                sketches[first : first + len(rows)] = np.frombuffer(blobs, np.float16).reshape(len(rows), -1)
         return ids, sketches
 
 

@@ -17,6 +17,7 @@ from sosn.checkpoint.storage import WEIGHTS_FILE, load_method, save_method
 from sosn.classify.background import Inverting, background_for
 from sosn.classify.class_store import Classes, ClassStore
 from sosn.classify.image_type import fitting_model, type_of_pictures
+from sosn.classify.lance_sketches import INDEX_FOLDER, LanceSketches
 from sosn.classify.reader import Reader
 from sosn.classify.sketches import Sketches, sketch
 from sosn.classify.support import IMAGES, encode_images
@@ -61,7 +62,7 @@ class Gallery:
     The folder contains the model (safetensors) and the classes (SQLite). Every change is one transaction and does not touch
     other classes; changes of other processes are seen by the next call. A query is compared with short sketches of all
     descriptors, the nearest classes by their whole descriptors, and the similarity net ranks the nearest of these. Only the
-    sketches are in memory, 512 bytes a class. The polarity of `create` is stored with the gallery.
+    sketches are in memory, 512 bytes a class; `build_index` keeps them on disk. The polarity of `create` is stored, too.
     """
 
     def __init__(self, folder: str | os.PathLike[str], device: str = "cpu") -> None:
@@ -70,7 +71,8 @@ class Gallery:
         if not (self.folder / CLASSES_FILE).is_file():
             raise CheckpointError(f"there is no gallery in {str(folder)!r}: create one with Gallery.create")
         self._store = ClassStore(self.folder / CLASSES_FILE)
-        self._sketches = Sketches(self._store)
+        index = self.folder / INDEX_FOLDER
+        self._sketches = LanceSketches(self._store, index) if index.is_dir() else Sketches(self._store)
         self._method: Method | None = None
         self.model: str | None = None  # its name; None before it is chosen, and in galleries of earlier versions
         if (self.folder / WEIGHTS_FILE).is_file() or self._store.setting("model") != "auto":
@@ -159,6 +161,15 @@ class Gallery:
         if new:
             self._reader.warn()
         return Added(added, [label for label in found if label in labels], errors)
+
+    def build_index(self) -> None:
+        """Build an index of the sketches on disk with LanceDB, for millions of classes, or build it again after many changes.
+
+        From then on, queries use it. Deleting the folder `index` goes back to sketches in memory. Refuses an empty gallery.
+        """
+        if not len(self):
+            raise DataError("the gallery is empty: add classes first")
+        self._sketches = LanceSketches.build(self._store, self.folder / INDEX_FOLDER)
 
     def remove(self, *labels: str) -> None:
         """Remove classes in one transaction. Refuses a class that is not there."""
