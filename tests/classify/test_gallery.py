@@ -98,6 +98,7 @@ def test_nothing_is_added_where_one_class_cannot_be(bank: Bank, gallery: Gallery
     assert len(gallery) == 60
 
 
+@pytest.mark.slow
 def test_an_index_on_disk_gives_the_same_answers(bank: Bank, gallery: Gallery) -> None:
     pytest.importorskip("lancedb")
     queries = bank.images[1:3]
@@ -168,7 +169,7 @@ def test_sketches_keep_distances() -> None:
     assert torch.equal(sketch(vectors[:, :12]), vectors[:, :12])
 
 
-@pytest.mark.parametrize("kind", ["memory", "disk"])
+@pytest.mark.parametrize("kind", ["memory", pytest.param("disk", marks=pytest.mark.slow)])
 def test_the_nearest_sketches_are_found_after_rows_came_and_went(kind: str, tmp_path: Path) -> None:
     vectors = torch.randn(30, 16).half()
     store = ClassStore(tmp_path / "classes.sqlite", create=True)

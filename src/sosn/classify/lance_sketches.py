@@ -80,7 +80,7 @@ class LanceSketches:
 
 def _connect(folder: Path) -> Any:  # LanceDB's annotations are incomplete
     if find_spec("lancedb") is None:
-        raise UsageError(f"the index {str(folder)!r} needs LanceDB: pip install 'lancedb>=0.30', or delete that folder")
+        raise UsageError(f"the index {str(folder)!r} needs LanceDB: pip install 'lancedb>=0.30', or go on without that folder")
     import lancedb
 
     return lancedb.connect(folder, read_consistency_interval=timedelta(0))

@@ -47,7 +47,9 @@ class Sketches:
         ids, found = self.store.sketches_after(int(self.ids[-1]) if len(self) else 0)
         if len(ids):
             vectors = torch.from_numpy(found)
-            squares = torch.cat([part.float().square().sum(1) for part in vectors.split(AT_ONCE)])
+            squares = torch.empty(len(ids))
+            for first in range(0, len(ids), AT_ONCE):  # into one tensor, for the same reason as in nearest
+                squares[first : first + AT_ONCE] = vectors[first : first + AT_ONCE].float().square().sum(1)
             self.ids = np.concatenate((self.ids, ids))
             self.vectors = torch.cat((self.vectors, vectors)) if len(self.vectors) else vectors
             self.squares = torch.cat((self.squares, squares))
@@ -58,9 +60,10 @@ class Sketches:
     def nearest(self, queries: Tensor, count: int) -> list[list[int]]:
         """Return the ids of the sketches nearest to each query (Q, SIZE), nearest first."""
         values, places = [], []
+        buffer = torch.empty(AT_ONCE, self.vectors.shape[1])  # one for all parts, so that memory is not fragmented
         for first in range(0, len(self), AT_ONCE):
-            part = slice(first, first + AT_ONCE)
-            closeness = 2 * queries @ self.vectors[part].float().T - self.squares[part]
+            part = self.vectors[first : first + AT_ONCE]
+            closeness = 2 * queries @ buffer[: len(part)].copy_(part).T - self.squares[first : first + AT_ONCE]
             best = closeness.topk(min(count, closeness.shape[1]), dim=1)
             values.append(best.values)
             places.append(best.indices + first)

@@ -103,6 +103,16 @@ def remove(
 
 
 @app.command()
+def index(folder: Folder, as_json: AsJson = False) -> None:
+    r"""Move the sketches of all classes to an index on disk, for millions of classes. Needs the extra sosn\[lancedb]."""
+    from sosn.classify.gallery import Gallery
+
+    gallery = Gallery(folder)
+    gallery.build_index()
+    _print_state(gallery, [], as_json)
+
+
+@app.command()
 def query(
     folder: Folder,
     images: Annotated[list[str], typer.Argument(metavar="IMAGE|FOLDER...", help="Images to look for.")],
