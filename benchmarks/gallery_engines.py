@@ -247,10 +247,16 @@ def main() -> None:
         measure = build if wanted.step == "build" else ask
         print(json.dumps(measure(wanted.engines[0], wanted.out, wanted.classes)))
         return
-    rows = []
+    import torch
+
+    from sosn.util.device import machine
+
+    torch.set_num_threads(1)
+    known = json.loads(wanted.out.read_text("utf-8"))["rows"] if wanted.out.exists() else []
+    rows = {(row["classes"], row["engine"]): row for row in known}  # those of earlier calls stay
     alone = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "LANCE_CPU_THREADS": "1"}
     for name in wanted.engines:
-        row: dict[str, Any] = {"engine": name}
+        row: dict[str, Any] = {"classes": wanted.classes, "engine": name}
         with tempfile.TemporaryDirectory() as folder:
             for step in ("build", "ask"):
                 words = ["--engines", name, "--classes", str(wanted.classes), "--out", folder, "--step", step]
@@ -261,12 +267,10 @@ def main() -> None:
                     row["error"] = done.stderr.strip().splitlines()[-1]
                     break
                 row |= json.loads(done.stdout.strip().splitlines()[-1]) | {"version": version(PACKAGES[name])}
-        rows.append(row)
+        rows[wanted.classes, name] = row
         print(json.dumps(row), flush=True)
-    from sosn.util.device import machine
-
-    document = {"classes": wanted.classes, "found": FOUND, "machine": machine().replace("2 threads", "1 thread"), "rows": rows}
-    wanted.out.write_text(json.dumps(document, indent=2) + "\n", "utf-8")
+        document = {"found": FOUND, "machine": machine(torch.device("cpu")), "rows": list(rows.values())}
+        wanted.out.write_text(json.dumps(document, indent=2) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,6 @@ def figures() -> dict[str, str]:
         "scale.machine": scale["machine"],
         "engines": _engines(engines["rows"]),
         "engines.found": str(engines["found"]),
-        "engines.classes": f"{engines['classes']:,}",
         "engines.machine": engines["machine"],
         "latency": _latency(latency["rows"]),
         "latency.machine": f"{latency['machine']}, torch {latency['versions']['torch']}",
@@ -116,12 +115,14 @@ def _engines(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         name = "the gallery's scan" if row["engine"] == "scan" else f"{row['engine']} {row.get('version', '')}".strip()
         if "error" in row:
-            lines.append([name, "does not run", *[""] * 6])
+            lines.append([f"{row['classes']:,}", name, "does not run", *[""] * 6])
             continue
         times = [f"{row['build_seconds']:.1f}", f"{row['open_seconds']:.2f}", f"{row['query_ms']:.1f}"]
         changes = [f"{row[name]:.1f}" for name in ("add_ms", "remove_ms")]
-        lines.append([name, *times, f"{100 * row['recall']:.1f}", *changes, f"{row['mb']:.0f}"])
-    return table(("engine", "build, s", "open, s", "query, ms", "recall, %", "add, ms", "remove, ms", "memory, MB"), lines)
+        lines.append([f"{row['classes']:,}", name, *times, f"{100 * row['recall']:.1f}", *changes, f"{row['mb']:.0f}"])
+    return table(
+        ("classes", "engine", "build, s", "open, s", "query, ms", "recall, %", "add, ms", "remove, ms", "memory, MB"), lines
+    )
 
 
 def _share(row: dict[str, Any], name: str) -> str:

@@ -163,7 +163,7 @@ class Gallery:
         return Added(added, [label for label in found if label in labels], errors)
 
     def build_index(self) -> None:
-        """Build an index of the sketches on disk with LanceDB, for millions of classes, or build it again after many changes.
+        """Build an index of the sketches on disk with LanceDB, for very many classes, or build it again after many changes.
 
         From then on, queries use it. Deleting the folder `index` goes back to sketches in memory. Refuses an empty gallery.
         """

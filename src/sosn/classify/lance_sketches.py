@@ -17,7 +17,7 @@ INDEX_FOLDER = "index"  # in a gallery's folder
 TABLE = "sketches"
 AT_ONCE = 50_000  # sketches written at once
 SCANNED = 10_000  # sketches up to which LanceDB compares all
-PROBED = 8  # one of so many parts of the index is searched
+PROBED = 80  # parts of the index that are searched; there are √n
 
 
 class LanceSketches:
@@ -73,7 +73,7 @@ class LanceSketches:
         found = []
         for query in queries.numpy():
             search = self.table.search(query, vector_column_name="sketch").distance_type("l2").limit(min(count, len(self)))
-            search = search.nprobes(math.ceil(math.sqrt(len(self)) / PROBED)).select(["id", "_distance"])
+            search = search.nprobes(PROBED).select(["id", "_distance"])
             found.append(search.to_arrow()["id"].to_pylist())
         return found
 

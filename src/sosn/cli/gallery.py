@@ -104,7 +104,7 @@ def remove(
 
 @app.command()
 def index(folder: Folder, as_json: AsJson = False) -> None:
-    r"""Move the sketches of all classes to an index on disk, for millions of classes. Needs the extra sosn\[lancedb]."""
+    r"""Move the sketches of all classes to an index on disk, for very many classes. Needs the extra sosn\[lancedb]."""
     from sosn.classify.gallery import Gallery
 
     gallery = Gallery(folder)
