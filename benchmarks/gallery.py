@@ -14,7 +14,6 @@ import hashlib
 import json
 import tempfile
 import time
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +114,7 @@ def main() -> None:
     document = known if known.get("what") == what else {"what": what}
     document[wanted.part] = {
         "machine": machine(resolve_device(wanted.device)),
-        "index": "exact product" if find_spec("faiss") is None else "FAISS, flat",
+        "index": "sketches, then cosines of descriptors",
         "rows": rows,
     }
     wanted.out.parent.mkdir(parents=True, exist_ok=True)

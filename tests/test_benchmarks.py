@@ -216,6 +216,20 @@ def test_answers_and_times_of_a_gallery_are_kept_side_by_side(tmp_path: Path, mo
     assert all(one["ms_a_query"] > 0 for one in times["shortlists"])
 
 
+@pytest.mark.slow
+def test_a_gallery_of_warped_classes_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sosn, "open_bank", partial(sosn.open_bank, alphabets=10, characters=2, drawings=2))
+    out = tmp_path / "gallery.json"
+    words = ["--model", "glyphs", "--data", "glyphs", "--queries", "10", "--sizes", "60", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["gallery_scale.py", *words])
+    runpy.run_path(str(BENCHMARKS / "gallery_scale.py"), run_name="__main__")
+    (row,) = json.loads(out.read_text("utf-8"))["rows"]
+    assert row["classes"] == 60
+    assert row["kept_of_exact"] == 1  # 500 are compared by their descriptors
+    assert row["recall"] == row["exact_recall"] > 0.8
+    assert row["start_mb"] < row["query_mb"]
+
+
 def test_queries_of_a_gallery_take_every_class_before_another_picture_of_one_and_intervals_are_wilsons() -> None:
     script = runpy.run_path(str(BENCHMARKS / "gallery.py"))
     bank = sosn.open_bank("glyphs", "train", alphabets=10, characters=2, drawings=3)

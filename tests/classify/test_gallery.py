@@ -1,18 +1,22 @@
 """A gallery: classes are added and removed, the shortlist has the right ones, and a crash does no damage."""
 
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from PIL import Image
 
 import sosn
-from sosn.classify.gallery import Gallery, _directions, _Exact, _Faiss
+from sosn.checkpoint.storage import save_method
+from sosn.classify.class_store import ClassStore
+from sosn.classify.gallery import Gallery, Match, _directions
+from sosn.classify.lance_sketches import LanceSketches
+from sosn.classify.sketches import SIZE, Sketches, sketch
 from sosn.data.bank import Bank
 from sosn.errors import CheckpointError, DataError, UsageError
+from sosn.method.nearest_prototype import NearestPrototype
 
 
 @pytest.fixture(scope="module")
@@ -70,16 +74,14 @@ def test_the_shortlist_holds_the_right_class_and_answers_as_all_classes_do(bank:
 def test_classes_are_added_and_removed_and_found_again_when_it_is_opened(bank: Bank, gallery: Gallery) -> None:
     gone, kept = bank.names[3], bank.names[4]
     query = bank.class_images(kept)[1]
-    before = gallery.search([query])
+    before = {match.label: match.similarity for match in gallery.search([query])[0]}
     gallery.remove(gone)
     assert gone not in gallery
     assert len(gallery) == 59
     other = Gallery(gallery.folder)
     assert other.labels == gallery.labels
     for one in (gallery, other):
-        assert [match for match in one.search([query])[0] if match.label == kept] == [
-            match for match in before[0] if match.label == kept
-        ]
+        assert {match.label: match.similarity for match in one.search([query])[0]}[kept] == before[kept]
     gallery.add(gone, bank.class_images(gone)[:2])
     assert gallery.labels[-1] == gone
     assert gone in gallery.shortlist([bank.class_images(gone)[0]], 3)[0]
@@ -96,12 +98,25 @@ def test_nothing_is_added_where_one_class_cannot_be(bank: Bank, gallery: Gallery
     assert len(gallery) == 60
 
 
-def test_another_process_with_the_same_class_is_noticed(bank: Bank, gallery: Gallery) -> None:
+@pytest.mark.slow
+def test_an_index_on_disk_gives_the_same_answers(bank: Bank, gallery: Gallery) -> None:
+    pytest.importorskip("lancedb")
+    queries = bank.images[1:3]
+    expected = gallery.search(queries, shortlist=3)
+    gallery.build_index()
+    assert gallery.search(queries, shortlist=3) == Gallery(gallery.folder).search(queries, shortlist=3) == expected
+
+
+def test_what_another_process_adds_and_removes_is_noticed(bank: Bank, gallery: Gallery) -> None:
     other = Gallery(gallery.folder)
     other.add("new", bank.images[:1])
-    with pytest.raises(UsageError, match="another process"):
-        gallery.add("new", bank.images[:1])
-    assert "new" not in gallery
+    assert gallery.labels == other.labels
+    assert gallery.search(bank.images[:1], shortlist=61) == other.search(bank.images[:1], shortlist=61)
+    gallery.remove("new", bank.names[0])
+    assert [row[0].label for row in other.search(bank.images[:1], shortlist=4)] != [bank.names[0]]
+    with pytest.raises(UsageError, match="another process has just added the same class"):
+        gallery._store.add([(bank.names[1], 1, b"", b"")])
+    assert len(other) == 59
 
 
 def test_a_crash_in_the_middle_of_a_write_leaves_the_classes_before(bank: Bank, gallery: Gallery) -> None:
@@ -147,16 +162,107 @@ def test_directions_of_other_descriptions_are_these_at_length_1() -> None:
     torch.testing.assert_close(_directions(described, symmetric=False), described.flatten(1) / lengths.unsqueeze(1))
 
 
-@pytest.mark.parametrize("kind", [_Exact, _Faiss])
-def test_an_index_finds_the_largest_products_after_rows_came_and_went(kind: Callable[[Tensor], "_Exact | _Faiss"]) -> None:
-    if kind is _Faiss:
-        pytest.importorskip("faiss")
-    vectors = torch.nn.functional.normalize(torch.randn(30, 12), dim=1)
-    index = kind(vectors[:20])
-    index.add(vectors[20:])
-    index.remove(7)
-    index.remove(0)
-    left = vectors[[row for row in range(30) if row not in (0, 7)]]
-    queries = torch.randn(5, 12)
-    expected = (queries @ left.T).argsort(dim=1, descending=True)[:, :6]
-    assert torch.equal(index.nearest(queries, 6), expected)
+def test_sketches_keep_distances() -> None:
+    vectors = torch.nn.functional.normalize(torch.randn(30, 2000) + 2, dim=1)  # with a large common part
+    ratios = torch.pdist(sketch(vectors)) / torch.pdist(vectors)
+    assert float((ratios - 1).abs().max()) < 5 / (2 * SIZE) ** 0.5
+    assert torch.equal(sketch(vectors[:, :12]), vectors[:, :12])
+
+
+@pytest.mark.parametrize("kind", ["memory", pytest.param("disk", marks=pytest.mark.slow)])
+def test_the_nearest_sketches_are_found_after_rows_came_and_went(kind: str, tmp_path: Path) -> None:
+    vectors = torch.randn(30, 16).half()
+    store = ClassStore(tmp_path / "classes.sqlite", create=True)
+    rows = [(str(number), 1, b"", row.numpy().tobytes()) for number, row in enumerate(vectors)]
+    store.add(rows[:20])
+    index: Sketches | LanceSketches = Sketches(store)
+    if kind == "disk":
+        pytest.importorskip("lancedb")
+        index = LanceSketches.build(store, tmp_path / "index")
+    index.refresh()
+    store.add(rows[20:])
+    store.remove(["29", "7", "0"])
+    store.add(rows[7:8])  # under a new id
+    order = [*range(1, 7), *range(8, 29), 7]
+    queries = torch.randn(5, 16)
+    expected = torch.cdist(queries, vectors[order].float()).argsort(dim=1)[:, :6]
+    opened = Sketches(store) if kind == "memory" else LanceSketches(store, tmp_path / "index")
+    for one in (index, opened):
+        one.refresh()
+        assert one.nearest(queries, 6) == [[one.ids[place] for place in row] for row in expected]
+    assert store.labels() == [str(number) for number in order]
+
+
+def test_a_gallery_of_an_earlier_version_opens_and_answers_the_same(bank: Bank, gallery: Gallery) -> None:
+    queries = bank.images[1:4]
+    expected = gallery.search(queries, shortlist=5)
+    with sqlite3.connect(gallery.folder / "classes.sqlite") as base:
+        base.executescript("drop trigger removed; drop table sketches; drop table settings")
+    (gallery.folder / "calibration.json").unlink()
+    old = Gallery(gallery.folder)
+    assert old.labels == list(bank.names)
+    assert old.search(queries, shortlist=5) == [[Match(one.label, one.similarity) for one in row] for row in expected]
+    with pytest.raises(UsageError, match="reject needs a calibrated model"):
+        old.search(queries, reject=0.05)
+
+
+def test_probabilities_and_none_of_these(bank: Bank, gallery: Gallery) -> None:
+    names = bank.names[:8]
+    queries = [bank.class_images(name)[1] for name in names]
+    found = gallery.search(queries, top=50)
+    for row in found:
+        assert sum(one.probability or 0 for one in row) == pytest.approx(1, abs=1e-4)
+    several = Gallery.create(gallery.folder.parent / "several", "glyphs")
+    several.add_classes({name: bank.class_images(name)[:1] for name in names[:4]})
+    known, unknown = (several.search(part, reject=0.1) for part in (queries[:4], queries[4:]))
+    assert all(known)
+    assert unknown.count([]) >= 3
+    with pytest.raises(UsageError, match=r"from 0.01 to 0.5"):
+        several.search(queries, reject=0.9)
+
+
+def test_the_model_is_chosen_from_the_first_images(bank: Bank, tmp_path: Path) -> None:
+    gallery = Gallery.create(tmp_path / "gallery")
+    with pytest.raises(DataError, match="is empty"):
+        gallery.search(bank.images[:1])
+    other = Gallery(tmp_path / "gallery")
+    gallery.add("one", bank.images[:2])
+    assert gallery.model == "omniglot"
+    assert other.search(bank.images[:1]) == gallery.search(bank.images[:1])
+
+
+def test_flat_descriptors_are_compared_as_their_method_does(bank: Bank, tmp_path: Path) -> None:
+    method = NearestPrototype.of(sosn.load("glyphs"), representation="map", metric="cosine")
+    save_method(tmp_path / "model.safetensors", method)
+    gallery = Gallery.create(tmp_path / "gallery", tmp_path / "model.safetensors")
+    gallery.add_classes({name: bank.class_images(name)[:2] for name in bank.names[:30]})
+    quick, every = (gallery.search(bank.images[2:12], top=1, shortlist=size) for size in (2, None))
+    assert [row[0].label for row in quick] == [row[0].label for row in every]
+    assert quick[0][0].probability is None
+
+
+def test_a_folder_is_added_in_parts_and_again_after_an_interruption(
+    bank: Bank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, name in enumerate(bank.names[:4]):
+        (tmp_path / "classes" / str(number)).mkdir(parents=True)
+        for place, image in enumerate(bank.class_images(name)):
+            Image.fromarray(image[0].numpy()).save(tmp_path / "classes" / str(number) / f"{place}.png")
+    (tmp_path / "classes" / "1" / "0.png").write_bytes(b"torn")
+    monkeypatch.setattr("sosn.classify.gallery.TRANSACTION", 6)
+    gallery = Gallery.create(tmp_path / "gallery", "glyphs")
+
+    def interrupt(done: int, total: int) -> None:
+        assert (done, total) == (6, 12)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        gallery.add_folder(tmp_path / "classes", interrupt)
+    assert gallery.labels == ["0", "1"]
+    added = gallery.add_folder(tmp_path / "classes")
+    assert (added.classes, added.known, added.errors) == (2, ["0", "1"], [])
+    gallery.remove("1")
+    (error,) = gallery.add_folder(tmp_path / "classes").errors
+    assert "0.png" in error
+    found = gallery.search([bank.class_images(name)[2] for name in bank.names[:4]], top=1)
+    assert [row[0].label for row in found] == ["0", "1", "2", "3"]

@@ -14,6 +14,7 @@ def figures() -> dict[str, str]:
         read("results/gallery-omniglot.json"),
         read("results/latency-cpu.json"),
     )
+    scale, engines = read("results/gallery-100k.json"), read("results/gallery-engines.json")
     count = {key: sum(one[key] for one in inverted["recognised"]) for key in ("drawings", "turned", "negatives_turned")}
     return {
         "models": _models(cards),
@@ -27,6 +28,11 @@ def figures() -> dict[str, str]:
         "inverted.found": f"{count['negatives_turned']:,}",
         "gallery": _gallery(gallery["answers"], gallery["times"]),
         "gallery.machine": gallery["times"]["machine"],
+        "scale": _scale(scale["rows"]),
+        "scale.machine": scale["machine"],
+        "engines": _engines(engines["rows"]),
+        "engines.found": str(engines["found"]),
+        "engines.machine": engines["machine"],
         "latency": _latency(latency["rows"]),
         "latency.machine": f"{latency['machine']}, torch {latency['versions']['torch']}",
     }
@@ -76,6 +82,47 @@ def _gallery(answers: dict[str, Any], times: dict[str, Any]) -> str:
                 milliseconds = f"{took[row['classes'], one['shortlist']]:.0f}"
                 lines.append([f"{row['classes']:,}", str(one["shortlist"] or "all"), *shares, milliseconds])
     return table(("classes", "shortlist", "recall of the shortlist, %", "right, %", "ms per query"), lines)
+
+
+def _scale(rows: list[dict[str, Any]]) -> str:
+    lines = []
+    for row in rows:
+        times = [
+            f"{row['open_seconds']:.2f}",
+            *(f"{row[name]:.0f}" for name in ("add_ms", "remove_ms", "shortlist_ms", "query_ms")),
+        ]
+        sizes = [f"{row['query_mb'] - row['start_mb']:.0f}", f"{row['bytes'] / 1e6:,.0f}"]
+        lines.append(
+            [f"{row['classes']:,}", f"{row['build_ms_per_class']:.1f}", *times, *sizes, f"{100 * row['kept_of_exact']:.1f}"]
+        )
+    head = (
+        "classes",
+        "build, ms per class",
+        "open, s",
+        "add, ms",
+        "remove, ms",
+        "shortlist, ms",
+        "query, ms",
+        "memory, MB",
+        "disk, MB",
+        "kept, %",
+    )
+    return table(head, lines)
+
+
+def _engines(rows: list[dict[str, Any]]) -> str:
+    lines = []
+    for row in rows:
+        name = "the gallery's scan" if row["engine"] == "scan" else f"{row['engine']} {row.get('version', '')}".strip()
+        if "error" in row:
+            lines.append([f"{row['classes']:,}", name, "does not run", *[""] * 6])
+            continue
+        times = [f"{row['build_seconds']:.1f}", f"{row['open_seconds']:.2f}", f"{row['query_ms']:.1f}"]
+        changes = [f"{row[name]:.1f}" for name in ("add_ms", "remove_ms")]
+        lines.append([f"{row['classes']:,}", name, *times, f"{100 * row['recall']:.1f}", *changes, f"{row['mb']:.0f}"])
+    return table(
+        ("classes", "engine", "build, s", "open, s", "query, ms", "recall, %", "add, ms", "remove, ms", "memory, MB"), lines
+    )
 
 
 def _share(row: dict[str, Any], name: str) -> str:

@@ -1,15 +1,13 @@
-"""A gallery of thousands of classes: a shortlist by descriptors, ranked by the similarity net, stored in SQLite."""
+"""A gallery of very many classes: a shortlist by descriptors, ranked by the similarity net, stored in SQLite."""
 
+import json
 import os
-import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,18 +15,27 @@ from torch import Tensor
 from sosn.checkpoint.registry import load
 from sosn.checkpoint.storage import WEIGHTS_FILE, load_method, save_method
 from sosn.classify.background import Inverting, background_for
+from sosn.classify.class_store import Classes, ClassStore
+from sosn.classify.image_type import fitting_model, type_of_pictures
+from sosn.classify.lance_sketches import INDEX_FOLDER, LanceSketches
 from sosn.classify.reader import Reader
-from sosn.classify.support import encode_images
-from sosn.data.image import Pictures, list_pictures
+from sosn.classify.sketches import Sketches, sketch
+from sosn.classify.support import IMAGES, encode_images
+from sosn.data.image import Picture, Pictures, list_pictures
+from sosn.data.listing import class_files, warn_skipped
 from sosn.errors import CheckpointError, DataError, UsageError
+from sosn.evaluation.calibration import CALIBRATION_FILE, Calibration, calibration_of, probabilities, read_calibration
 from sosn.method.base import Method
 from sosn.second_order import upper_triangle
+from sosn.util.checks import one_of
 from sosn.util.device import resolve_device
+from sosn.util.files import write_atomically
 from sosn.util.spelling import nearest
 
 CLASSES_FILE = "classes.sqlite"
 SHORTLIST = 50  # classes that the similarity net ranks
-SCHEMA = "create table if not exists classes (label text primary key, images integer not null, descriptor blob not null)"
+REFINED = 10  # times as many classes are found by sketches, and compared by their whole descriptors
+TRANSACTION = 2_048  # images of classes that add_folder adds at once
 
 
 @dataclass(frozen=True)
@@ -37,166 +44,320 @@ class Match:
 
     label: str
     similarity: float  # of the similarity net, between 0 and 1
+    probability: float | None = None  # among the shortlist; None for a model without calibration
+
+
+@dataclass(frozen=True)
+class Added:
+    """What add_folder did: the number of added classes, known classes that it skipped, and files that cannot be read."""
+
+    classes: int
+    known: list[str]
+    errors: list[str]
 
 
 class Gallery:
-    """A collection of named classes, each stored as its second-order descriptor, on disk and in memory.
+    """A collection of named classes on disk, each stored as its descriptor.
 
-    The folder contains the model (safetensors) and the classes (SQLite). Every add and remove is one transaction and does not
-    touch other classes. A query is compared with all descriptors by cosine similarity, with FAISS if it is installed, and the
-    similarity net ranks the nearest classes. The polarity of `create` is stored with the gallery.
+    The folder contains the model (safetensors) and the classes (SQLite). Every change is one transaction and does not touch
+    other classes; changes of other processes are seen by the next call. A query is compared with short sketches of all
+    descriptors, the nearest classes by their whole descriptors, and the similarity net ranks the nearest of these. Only the
+    sketches are in memory, 512 bytes a class; `build_index` keeps them on disk. The polarity of `create` is stored, too.
     """
 
     def __init__(self, folder: str | os.PathLike[str], device: str = "cpu") -> None:
         """Open a gallery that `create` wrote. Refuses a folder without one."""
-        self.folder = Path(folder)
+        self.folder, self._device = Path(folder), resolve_device(device)
         if not (self.folder / CLASSES_FILE).is_file():
             raise CheckpointError(f"there is no gallery in {str(folder)!r}: create one with Gallery.create")
-        method, about = load_method(self.folder / WEIGHTS_FILE)
-        self.method = _checked(method.to(resolve_device(device)))
-        self._reader = Reader(method.preprocessing, about.get("polarity", "auto"))
-        rows = self._rows()
-        self.labels: list[str] = [label for label, _ in rows]
-        shape = self._shape()
-        flat = np.frombuffer(b"".join(blob for _, blob in rows), np.float16)
-        if flat.size != len(rows) * int(np.prod(shape)):
-            raise CheckpointError(f"the classes in {str(folder)!r} belong to another model: create the gallery again")
-        self._described = torch.from_numpy(flat.copy()).view(len(rows), *shape)  # half precision: 8 kB per class
-        self._index = _index(self._directions(self._described))
+        self._store = ClassStore(self.folder / CLASSES_FILE)
+        index = self.folder / INDEX_FOLDER
+        self._sketches = LanceSketches(self._store, index) if index.is_dir() else Sketches(self._store)
+        self._method: Method | None = None
+        self.model: str | None = None  # its name; None before it is chosen, and in galleries of earlier versions
+        if (self.folder / WEIGHTS_FILE).is_file() or self._store.setting("model") != "auto":
+            self._open_model()
 
     @classmethod
     def create(
         cls,
         folder: str | os.PathLike[str],
-        model: str | os.PathLike[str],
+        model: str | os.PathLike[str] = "auto",
         device: str = "cpu",
         polarity: Inverting = "auto",
     ) -> Self:
-        """Create an empty gallery for a SoSN model, given by name or run folder. Refuses a folder that is not empty.
+        """Create an empty gallery. Refuses a folder that is not empty.
 
-        polarity: "auto" inverts light-on-dark drawings for models trained on dark-on-light ones, or the reverse, and warns of
-        it; "as_is" never inverts.
+        model: the name of a shipped model, a run folder, or "auto", which chooses the shipped model for drawings or for photos
+        when the first classes are added. polarity: "auto" inverts light-on-dark drawings for models trained on dark-on-light
+        ones, or the reverse, and warns of it; "as_is" never inverts.
         """
         path = Path(folder)
-        if path.exists() and any(path.iterdir()):
+        if path.is_file() or (path.exists() and any(path.iterdir())):
             raise UsageError(f"{str(folder)!r} is not empty: choose another folder, or open it with Gallery")
-        method = _checked(load(os.fspath(model)))
-        background_for(method.preprocessing, polarity)  # refuses an unknown polarity
+        one_of(("auto", "as_is"), polarity=polarity)
+        method = None if model == "auto" else _checked(load(os.fspath(model)))
         path.mkdir(parents=True, exist_ok=True)
-        save_method(path / WEIGHTS_FILE, method, {"polarity": polarity})
-        with closing(sqlite3.connect(path / CLASSES_FILE)) as base, base:
-            base.execute(SCHEMA)
+        if method is not None:
+            _save_model(path, method, os.fspath(model), polarity)
+        store = ClassStore(path / CLASSES_FILE, create=True)
+        store.set("model", os.fspath(model))
+        store.set("polarity", polarity)
         return cls(folder, device)
 
+    @property
+    def method(self) -> Method:
+        """The model. Raises DataError before it is chosen."""
+        if self._method is None and (self.folder / WEIGHTS_FILE).is_file():  # another process has chosen it
+            self._open_model()
+        if self._method is None:
+            raise DataError("the gallery is empty: its model is chosen when the first classes are added")
+        return self._method
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The calibration of the model, if it has one."""
+        return self._calibration if self.method else None
+
+    @property
+    def labels(self) -> list[str]:
+        """All labels, in the order in which they were added."""
+        return self._store.labels()
+
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self._store)
 
     def __contains__(self, label: object) -> bool:
-        return label in self.labels
+        return label in self._store
 
     def add(self, label: str, images: Pictures) -> None:
         """Add a class from one or more images. Refuses a class that is already there."""
         self._add({label: images})
 
-    def add_classes(self, classes: "dict[str, Any]") -> None:
+    def add_classes(self, classes: Mapping[str, Pictures]) -> None:
         """Add many classes, given as images by label, in one transaction."""
         self._add(classes)
 
-    def _add(self, classes: "dict[str, Any]") -> None:
-        known = set(self.labels)
-        for label in classes:
-            if not isinstance(label, str) or not label:
-                raise UsageError(f"label {label!r} is not a name: labels must be non-empty strings")
-            if label in known:
-                raise UsageError(f"class {label!r} is already in the gallery: remove it first")
-        pictures = {label: list_pictures(images) for label, images in classes.items()}
-        found = [self._describe(self._reader.read_all(shots), together=True)[0] for shots in pictures.values()]
-        described = torch.stack(found).cpu().half()
-        blobs = [one.numpy().tobytes() for one in described]
-        rows = [(label, len(shots), blob) for (label, shots), blob in zip(pictures.items(), blobs, strict=True)]
-        with self._base() as base:
-            base.executemany("insert into classes values (?, ?, ?)", rows)
-        self.labels += pictures
-        self._described = torch.cat((self._described, described))
-        self._index.add(self._directions(described))
-        self._reader.warn(stacklevel=3)
+    def add_folder(self, folder: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None) -> Added:
+        """Add a folder with one subfolder of images per class, a few hundred classes a transaction.
 
-    def remove(self, label: str) -> None:
-        """Remove a class. Refuses a class that is not there."""
-        if label not in self.labels:
-            raise DataError(f"there is no class {label!r} in the gallery{nearest(label, self.labels)}")
-        with self._base() as base:
-            base.execute("delete from classes where label = ?", (label,))
-        place = self.labels.index(label)
-        del self.labels[place]
-        self._described = torch.cat((self._described[:place], self._described[place + 1 :]))
-        self._index.remove(place)
+        Classes that are already there are skipped, so an interrupted call can be repeated. Files that cannot be read are left
+        out. Memory does not grow with the number of images. progress receives the finished number of images and the total.
+        """
+        found, others = class_files(Path(folder))
+        warn_skipped(Path(folder), others)
+        labels = set(self.labels)
+        new = {label: cast(list[Picture], files) for label, files in found.items() if label not in labels}
+        total, done, added = sum(map(len, new.values())), 0, 0
+        errors: list[str] = []
+        if new:
+            self._choose_model(new)
+        for names in _groups(new, TRANSACTION):
+            rows = self._rows({name: new[name] for name in names}, errors)
+            self._store.add(rows)
+            added, done = added + len(rows), done + sum(len(new[name]) for name in names)
+            if progress:
+                progress(done, total)
+        if new:
+            self._reader.warn()
+        return Added(added, [label for label in found if label in labels], errors)
 
-    @torch.inference_mode()
-    def search(self, images: Pictures, top: int = 5, shortlist: int | None = SHORTLIST) -> list[list[Match]]:
+    def build_index(self) -> None:
+        """Build an index of the sketches on disk with LanceDB, for very many classes, or build it again after many changes.
+
+        From then on, queries use it. Deleting the folder `index` goes back to sketches in memory. Refuses an empty gallery.
+        """
+        if not len(self):
+            raise DataError("the gallery is empty: add classes first")
+        self._sketches = LanceSketches.build(self._store, self.folder / INDEX_FOLDER)
+
+    def remove(self, *labels: str) -> None:
+        """Remove classes in one transaction. Refuses a class that is not there."""
+        for label in labels:
+            if label not in self:
+                raise DataError(f"there is no class {label!r} in the gallery{nearest(label, self.labels)}")
+        self._store.remove(labels)
+
+    def search(
+        self, images: Pictures, top: int = 5, shortlist: int | None = SHORTLIST, reject: float | None = None
+    ) -> list[list[Match]]:
         """Return the most similar classes of each image, best first.
 
-        top: classes to return. shortlist: classes that the similarity net ranks; None ranks all.
+        top: classes to return. shortlist: classes that the similarity net ranks; None ranks all. reject: share of images of
+        known classes that may be rejected, from 0.01 to 0.5; an image that is rejected gets an empty list. It was calibrated
+        on up to 20 classes; with more, fewer images are rejected, known and unknown. Refused for a model without calibration.
         """
-        if not self.labels:
-            raise DataError("the gallery is empty: add classes first")
-        if top < 1 or (shortlist is not None and shortlist < 1):
-            raise UsageError(f"top is {top} and shortlist is {shortlist}; both must be 1 or more")
-        queries = self._queries(images, 1)
-        if shortlist is None or shortlist >= len(self.labels):
-            rows = torch.arange(len(self.labels)).expand(len(queries), -1)
-        else:
-            rows = self._index.nearest(self._directions(queries.cpu()), shortlist)
+        self.check_query(top, shortlist, reject)
+        found: list[list[Match]] = []
+        for features in self._features(list_pictures(images)):
+            found += self.search_features(features, top, shortlist, reject)
+        self._reader.warn()
+        return found
+
+    @torch.inference_mode()
+    def search_features(
+        self, features: Tensor, top: int = 5, shortlist: int | None = SHORTLIST, reject: float | None = None
+    ) -> list[list[Match]]:
+        """Return the most similar classes for features of encode_images, as `search` does."""
+        self.check_query(top, shortlist, reject)
+        queries = self.method.describe(features.unsqueeze(1))
+        if shortlist is None:
+            every, logits = self._all_logits(queries)
+            return [self._matches(every, row, top, reject) for row in logits]
         found = []
-        for query, row in zip(queries, rows, strict=True):
-            support = self._described[row].to(self.method.device, self.method.dtype)
-            logits = self.method.compare(support.unsqueeze(0), query[None, None])[0, 0]
-            places = logits.topk(min(top, len(row))).indices.cpu()  # logits, because scores near 1 are equal in floating point
-            scores = self.method.score(logits).cpu()[places]
-            found.append([Match(self.labels[int(row[p])], float(s)) for s, p in zip(scores, places, strict=True)])
+        for query, listed in zip(queries, self._shortlists(queries, shortlist), strict=True):
+            found.append(self._matches(listed, self._logits(listed.descriptors, query[None])[0], top, reject))
         return found
 
     def shortlist(self, images: Pictures, size: int = SHORTLIST) -> list[list[str]]:
         """Return the classes whose descriptors are nearest to those of each image, without the similarity net."""
-        queries = self._queries(images).cpu()
-        rows = self._index.nearest(self._directions(queries), min(size, len(self.labels)))
-        return [[self.labels[place] for place in row.tolist()] for row in rows]
+        self.check_query(1, size, None)
+        found: list[list[str]] = []
+        for features in self._features(list_pictures(images)):
+            with torch.inference_mode():
+                queries = self.method.describe(features.unsqueeze(1))
+            found += [listed.labels for listed in self._shortlists(queries, size)]
+        self._reader.warn()
+        return found
 
-    def _queries(self, images: Pictures, decorators: int = 0) -> Tensor:
-        """Return a descriptor for each image. decorators: those of the public caller, for the place of a warning."""
-        found = self._reader.read_all(list_pictures(images))
-        self._reader.warn(stacklevel=3 + decorators)
-        return self._describe(found, together=False)
+    def check_query(self, top: int, shortlist: int | None, reject: float | None) -> None:
+        """Refuse wrong arguments of `search`, and an empty gallery."""
+        if top < 1 or (shortlist is not None and shortlist < 1):
+            raise UsageError(f"top is {top} and shortlist is {shortlist}; both must be 1 or more")
+        if not len(self):
+            raise DataError("the gallery is empty: add classes first")
+        if reject is None:
+            return
+        if self.calibration is None:
+            raise UsageError(
+                "reject needs a calibrated model, and that of this gallery is not: remove reject, or create the gallery again "
+                "with a shipped model"
+            )
+        self.calibration.threshold(1, 1, reject)
 
-    def _describe(self, images: Tensor, together: bool) -> Tensor:
-        """Return descriptors (B, P, S, K, K) of images, or with `together` (1, …), that of one class with these shots."""
-        maps = encode_images(self.method, images)
-        with torch.inference_mode():
-            return self.method.describe(maps.unsqueeze(0) if together else maps.unsqueeze(1))
+    def new_reader(self) -> Reader:
+        """Return a reader of images for the model."""
+        return Reader(self.method.preprocessing, self._polarity)
+
+    def _add(self, classes: Mapping[str, Pictures]) -> None:
+        for label in classes:
+            if not isinstance(label, str) or not label:
+                raise UsageError(f"label {label!r} is not a name: labels must be non-empty strings")
+            if label in self:
+                raise UsageError(f"class {label!r} is already in the gallery: remove it first")
+        pictures = {label: list_pictures(images) for label, images in classes.items()}
+        self._choose_model(pictures)
+        self._store.add(self._rows(pictures, None))
+        self._reader.warn(stacklevel=3)
+
+    def _rows(self, classes: Mapping[str, Sequence[Picture]], errors: list[str] | None) -> list[tuple[str, int, bytes, bytes]]:
+        """Return rows for the store. errors: receives what cannot be read, and the rest is used; None: refuse it."""
+        rows = []
+        for names in _groups(classes, IMAGES):
+            owners = [name for name in names for _ in classes[name]]
+            pictures = [picture for name in names for picture in classes[name]]
+            kept: list[str] = []
+            features: list[Tensor] = []
+            for first in range(0, len(pictures), IMAGES):
+                read = self._reader.try_read(pictures[first : first + IMAGES])
+                if errors is None:
+                    read.all()
+                else:
+                    errors += map(str, read.errors.values())
+                kept += [owners[first + place] for place in read.places]
+                if read.places:
+                    features.append(encode_images(self.method, read.images))
+            counts = Counter(kept)
+            parts = torch.cat(features).split(list(counts.values())) if kept else ()
+            for name, shots in zip(counts, parts, strict=True):
+                with torch.inference_mode():
+                    described = self.method.describe(shots.unsqueeze(0)).cpu().half()
+                rows.append((name, len(shots), described.numpy().tobytes(), self._sketch(described)))
+        return rows
+
+    def _sketch(self, described: Tensor) -> bytes:
+        return sketch(self._directions(described)).half().numpy().tobytes()
+
+    def _features(self, pictures: Sequence[Picture]) -> Iterator[Tensor]:
+        for first in range(0, len(pictures), IMAGES):
+            yield encode_images(self.method, self._reader.read_all(pictures[first : first + IMAGES]))
+
+    def _shortlists(self, queries: Tensor, size: int) -> Iterator[Classes]:
+        """Yield the classes whose descriptors are nearest to each query, nearest first."""
+        directions = self._directions(queries.cpu())
+        self._sketches.refresh()
+        for direction, ids in zip(directions, self._sketches.nearest(sketch(directions), REFINED * size), strict=True):
+            listed = self._store.fetch(ids, self._shape)
+            cosines = self._directions(listed.descriptors) @ direction
+            yield listed.take(cosines.topk(min(size, len(cosines))).indices.tolist())
+
+    def _all_logits(self, queries: Tensor) -> tuple[Classes, Tensor]:
+        """Return all classes, without their descriptors, and the logits (Q, L)."""
+        ids, parts, logits = self._store.ids(), [], []
+        for first in range(0, len(ids), TRANSACTION):
+            part = self._store.fetch(ids[first : first + TRANSACTION], self._shape)
+            logits.append(torch.cat([self._logits(part.descriptors, query[None]) for query in queries]))
+            parts.append(part)
+        labels, images = [one for part in parts for one in part.labels], [one for part in parts for one in part.images]
+        return Classes(labels, images, torch.empty(len(labels), 0)), torch.cat(logits, 1)
+
+    def _logits(self, descriptors: Tensor, queries: Tensor) -> Tensor:
+        """Logits (Q, L)."""
+        support = descriptors.to(self.method.device, self.method.dtype)
+        return self.method.compare(support.unsqueeze(0), queries.unsqueeze(0))[0].float().cpu()
+
+    def _matches(self, listed: Classes, logits: Tensor, top: int, reject: float | None) -> list[Match]:
+        """Return the best classes by their logits, because similarities near 1 are equal in floating point."""
+        if not len(logits):
+            return []
+        chances: list[float | None] = [None] * len(logits)
+        if self.calibration is not None:
+            size = len(self), min(listed.images)
+            if reject is not None and float(logits.max()) < self.calibration.threshold(*size, reject):
+                return []
+            chances = probabilities(logits, self.calibration.temperature(*size)).tolist()
+        scores = self.method.score(logits).tolist()
+        places = logits.topk(min(top, len(logits))).indices.tolist()
+        return [Match(listed.labels[place], scores[place], chances[place]) for place in places]
 
     def _directions(self, described: Tensor) -> Tensor:
         return _directions(described, symmetric=self.method.second_order is not None and described.ndim == 5)
 
-    def _shape(self) -> tuple[int, ...]:
-        """Return the shape of a class descriptor."""
-        size, channels = self.method.preprocessing.source, self.method.preprocessing.channels
-        blank = torch.zeros(1, channels, size, size, dtype=torch.uint8)
-        return tuple(self._describe(blank, together=True).shape[1:])
+    def _choose_model(self, classes: Mapping[str, Sequence[Picture]]) -> None:
+        """Choose the model from the first images, if `create` was given "auto" and no process has chosen it yet."""
+        if self._method is not None:
+            return
+        pictures = [picture for shots in classes.values() for picture in shots]
+        name = fitting_model(type_of_pictures(pictures), min(map(len, classes.values())))
+        with self._store.open() as base:
+            base.execute("begin immediate")  # one process at a time
+            if not (self.folder / WEIGHTS_FILE).is_file():
+                _save_model(self.folder, _checked(load(name)), name, self._store.setting("polarity") or "auto")
+        self._open_model()
 
-    def _rows(self) -> list[tuple[str, bytes]]:
-        with self._base() as base:
-            return list(base.execute("select label, descriptor from classes order by rowid"))
+    def _open_model(self) -> None:
+        method, about = load_method(self.folder / WEIGHTS_FILE)
+        self._method = _checked(method.to(self._device))
+        self.model = about.get("model_name")
+        self._calibration = read_calibration(self.folder / CALIBRATION_FILE)
+        self._polarity = cast(Inverting, about.get("polarity", "auto"))
+        self._reader = self.new_reader()
+        size, channels = method.preprocessing.source, method.preprocessing.channels
+        blank = encode_images(method, torch.zeros(1, channels, size, size, dtype=torch.uint8))
+        with torch.inference_mode():
+            self._shape = tuple(method.describe(blank.unsqueeze(0)).shape[1:])  # of a descriptor
+        if self._store.descriptor_bytes() not in (None, 2 * torch.Size(self._shape).numel()):
+            raise CheckpointError(f"the classes in {str(self.folder)!r} belong to another model: create the gallery again")
+        self._store.mend(lambda blob: self._sketch(torch.frombuffer(bytearray(blob), dtype=torch.half).view(1, *self._shape)))
 
-    @contextmanager
-    def _base(self) -> Iterator[sqlite3.Connection]:
-        """Open the file of classes for one transaction."""
-        try:
-            with closing(sqlite3.connect(self.folder / CLASSES_FILE)) as base, base:
-                yield base
-        except sqlite3.IntegrityError as error:
-            raise UsageError(f"another process added the same class ({error}): open the gallery again") from error
-        except sqlite3.DatabaseError as error:
-            raise CheckpointError(f"{str(self.folder / CLASSES_FILE)!r} cannot be used ({error})") from error
+
+def _save_model(folder: Path, method: Method, name: str, polarity: str) -> None:
+    """Save a model and its calibration, the weights last."""
+    background_for(method.preprocessing, cast(Inverting, polarity))
+    calibration = calibration_of(name)
+    if calibration is not None:
+        write_atomically(folder / CALIBRATION_FILE, json.dumps(calibration.to_json()).encode())
+    save_method(folder / WEIGHTS_FILE, method, {"polarity": polarity, "model_name": name})
 
 
 def _checked(method: Method) -> Method:
@@ -210,47 +371,21 @@ def _checked(method: Method) -> Method:
     return method
 
 
+def _groups(classes: Mapping[str, Sequence[Any]], images: int) -> Iterator[list[str]]:
+    """Yield the labels of classes in groups of about this number of images; a larger class is a group."""
+    group: list[str] = []
+    size = 0
+    for label, shots in classes.items():
+        if group and size + len(shots) > images:
+            yield group
+            group, size = [], 0
+        group.append(label)
+        size += len(shots)
+    if group:
+        yield group
+
+
 def _directions(described: Tensor, symmetric: bool) -> Tensor:
     """Return descriptors as unit vectors; of matrices (B, P, S, K, K), the upper triangles of the first permutation."""
     vectors = upper_triangle(described[:, 0].float(), isometric=True) if symmetric else described.float()
     return F.normalize(vectors.flatten(1), dim=1)
-
-
-class _Exact:
-    """Exact search for the unit vectors with the largest inner products with a query."""
-
-    def __init__(self, vectors: Tensor) -> None:
-        self.vectors = vectors
-
-    def add(self, vectors: Tensor) -> None:
-        self.vectors = torch.cat((self.vectors, vectors))
-
-    def remove(self, place: int) -> None:
-        self.vectors = torch.cat((self.vectors[:place], self.vectors[place + 1 :]))
-
-    def nearest(self, queries: Tensor, count: int) -> Tensor:
-        """Rows (Q, count), nearest first."""
-        return (queries @ self.vectors.T).topk(count, dim=1).indices
-
-
-class _Faiss:
-    """The same search with FAISS. Its flat index shifts the rows after a removed one, as a list does."""
-
-    def __init__(self, vectors: Tensor) -> None:
-        import faiss
-
-        self.index: Any = faiss.IndexFlatIP(vectors.shape[1])  # FAISS's type annotations are incomplete
-        self.add(vectors)
-
-    def add(self, vectors: Tensor) -> None:
-        self.index.add(vectors.numpy())
-
-    def remove(self, place: int) -> None:
-        self.index.remove_ids(np.array([place], np.int64))
-
-    def nearest(self, queries: Tensor, count: int) -> Tensor:
-        return torch.from_numpy(self.index.search(queries.numpy(), count)[1])
-
-
-def _index(vectors: Tensor) -> "_Exact | _Faiss":
-    return _Exact(vectors) if find_spec("faiss") is None else _Faiss(vectors)

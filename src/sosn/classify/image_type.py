@@ -45,9 +45,10 @@ def image_type(images: Tensor) -> ImageType:
 
 
 def type_of_pictures(pictures: Sequence[Picture]) -> ImageType:
-    """Return whether images are drawings or photos, from a sample of them."""
+    """Return whether images are drawings or photos, from those of a sample that can be read."""
     step = -(-len(pictures) // SAMPLE)
-    return image_type(read_images(pictures[::step], THUMBNAIL, 3).all())
+    found = read_images(pictures[::step], THUMBNAIL, 3)
+    return image_type(found.images if found.places else found.all())
 
 
 def choose_model(wanted: ImageType, shipped: Collection[str], shots: int = 1) -> tuple[str, str | None]:

@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from sosn.classify.batch import Classified
 from sosn.classify.classifier import FewShotClassifier
+from sosn.classify.gallery_files import Found
 from sosn.classify.labelled_evaluation import LabelledEvaluation
 from sosn.cli.show import new_table
 
@@ -34,6 +35,20 @@ def show_answers(results: list[Classified]) -> None:
         else:
             rows.append((one.image, str(one.answer.answer), f"{100 * likely[0][1]:.0f}%", "".join(shares[1:])))
     _print_rows("", ("image", "answer", "probability", "next best"), rows)
+
+
+def show_matches(results: list[Found]) -> None:
+    """Print one row per image: image, best class, its probability or similarity, the next best."""
+    calibrated = any(match.probability is not None for one in results for match in one.matches)
+    rows = []
+    for one in results:
+        if not one.matches:
+            rows.append((one.image, "could not be read" if one.error else "none of these", "", ""))
+            continue
+        shares = [match.similarity if match.probability is None else match.probability for match in one.matches]
+        words = [f"{match.label} {100 * share:.0f}%" for match, share in zip(one.matches, shares, strict=True)]
+        rows.append((one.image, one.matches[0].label, f"{100 * shares[0]:.0f}%", ", ".join(words[1:])))
+    _print_rows("", ("image", "best", "probability" if calibrated else "similarity", "next"), rows)
 
 
 def show_evaluation(found: LabelledEvaluation) -> None:

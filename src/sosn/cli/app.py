@@ -10,6 +10,7 @@ import typer
 
 from sosn.cli.common import AsJson, import_file, print_json
 from sosn.cli.data import app as data_app
+from sosn.cli.gallery import app as gallery_app
 from sosn.cli.importing import app as import_app
 from sosn.cli.photos import classify, export, tune
 from sosn.cli.process import check_precision, check_words, keep_freed_memory
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 
 app.add_typer(data_app, name="data")
+app.add_typer(gallery_app, name="gallery")
 app.add_typer(import_app, name="import")
 app.command()(classify)
 app.command()(export)
