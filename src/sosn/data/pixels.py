@@ -19,8 +19,9 @@ def read_pixels(
     crop: float = 1.0,
     max_pixels: int = LARGEST,
     way_out: str = "shrink it",
+    whole: bool = False,
 ) -> Pixels:
-    """Read an image file, or the first frame of an animation, as (channels, size, size) uint8.
+    """Read an image file, or the first frame of an animation, as (channels, size, size) uint8; whole: see fit_pixels.
 
     Refuses files that cannot be read, and images of more than max_pixels; way_out is the advice in that message.
     """
@@ -32,15 +33,18 @@ def read_pixels(
                 raise DataError(
                     f"image {str(file)!r} has {opened.width}×{opened.height} pixels; {max_pixels:,} is the limit: {way_out}"
                 )
-            return fit_pixels(opened, size, channels, crop)
+            return fit_pixels(opened, size, channels, crop, whole)
     except FileNotFoundError as error:
         raise DataError(f"image {str(file)!r} does not exist") from error
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError, RuntimeError, Image.DecompressionBombError) as error:
         raise DataError(f"image {str(file)!r} cannot be read ({error}): replace or remove it") from error
 
 
-def fit_pixels(opened: Image.Image, size: int, channels: int, crop: float = 1.0) -> Pixels:
-    """Convert an image to (channels, size, size) uint8: EXIF rotation, white background, central crop, resizing."""
+def fit_pixels(opened: Image.Image, size: int, channels: int, crop: float = 1.0, whole: bool = False) -> Pixels:
+    """Convert an image to (channels, size, size) uint8: EXIF rotation, white background, central crop, resizing.
+
+    whole: keep its shape, (channels, height, width), and shrink it only if a side is longer than size.
+    """
     image = ImageOps.exif_transpose(_eight_bit(opened))
     if image.has_transparency_data:
         image = image.convert("RGBA")
@@ -50,9 +54,11 @@ def fit_pixels(opened: Image.Image, size: int, channels: int, crop: float = 1.0)
         width, height = (round(crop * side) for side in image.size)
         left, top = (image.width - width) // 2, (image.height - height) // 2
         image = image.crop((left, top, left + width, top + height))
-    if image.size != (size, size):
-        image = image.resize((size, size), Image.Resampling.BILINEAR)  # Pillow's filters antialias
-    return np.array(image).reshape(size, size, channels).transpose(2, 0, 1)
+    share = min(1, size / max(image.size))
+    width, height = (max(1, round(share * side)) for side in image.size) if whole else (size, size)
+    if image.size != (width, height):
+        image = image.resize((width, height), Image.Resampling.BILINEAR)  # Pillow's filters antialias
+    return np.array(image).reshape(height, width, channels).transpose(2, 0, 1)
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:
