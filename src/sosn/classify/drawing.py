@@ -90,7 +90,6 @@ def thinned(mask: Mask) -> Mask:
     return found[1:-1, 1:-1] == 1
 
 
-
 def _paper(values: Grey) -> Grey:
     """Estimate the paper behind the strokes of (H, W, 3): a closing of a coarse, smooth copy."""
     coarse = _each(values, (COARSE, COARSE), Image.Resampling.BOX)

@@ -20,8 +20,8 @@ class Preprocessing(Recorded, nn.Module):
     colour by repeating the channel. polarity="inverted" turns x into 1 − x. mean and std refer to images in 0…1, after
     inversion. mean_image=True subtracts an image instead of a mean; it is saved with the weights, and 0 until `take_mean` is
     called. detail: if the training images were enlarged, their original side. Every image is first resized to it, so that no
-    image is sharper than the training images. 0 means no such step. pen: width of the strokes of the training images, as a share
-    of their side, with which FewShotClassifier draws drawings again; 0 leaves strokes as they are.
+    image is sharper than the training images. 0 means no such step. pen: width of the strokes of the training images, as a
+    share of their side, with which FewShotClassifier draws drawings again; 0 leaves strokes as they are.
     """
 
     mean: Tensor
