@@ -120,7 +120,7 @@ def _levels(dark: Grey) -> tuple[float, float]:
         return 0.0, 0.0
     level, spread = float(np.median(paper)), float(1.48 * np.median(np.abs(paper - np.median(paper))))
     low = min(level + 2 * spread, 0.5 * cut) if level + spread > 1 / 255 else 0.0
-    high = float(np.percentile(ink, 90))
+    high = float(np.percentile(ink, 90 if min(dark.shape) >= SMALL else 100))  # thin strokes of small images are all edge
     return low, 1.0 if high > BLACK else high
 
 
