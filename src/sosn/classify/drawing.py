@@ -15,8 +15,8 @@ WORK = 160  # side at which strokes are measured and drawn again
 COARSE = 48  # side at which the paper is estimated
 WHOLE = (0, 0, WORK)  # top, left and side of a window
 STROKE = 13  # of COARSE: wider than any stroke, so that its maximum filter removes them
-WHITE, EVEN = 0.98, 0.6  # a sheet whose median is white and nowhere darker than EVEN is white throughout
-BLACK = 0.9  # darker ink is as dark as can be
+WHITE, EVEN = 0.98, 0.5  # a sheet whose median is white and nowhere darker than EVEN is white throughout
+BLACK, GREY = 0.9, 0.6  # darker ink is as dark as can be; GREY in small images, where thin strokes are all edge
 FAINT = 0.06  # ink that is less dark than this is noise of the paper
 SIMILAR = (0.75, 1.35)  # strokes of so many times this width stay as they are
 SIZES = (0.35, 0.92)  # longest side of a drawing: smaller and larger ones are scaled to these
@@ -120,8 +120,9 @@ def _levels(dark: Grey) -> tuple[float, float]:
         return 0.0, 0.0
     level, spread = float(np.median(paper)), float(1.48 * np.median(np.abs(paper - np.median(paper))))
     low = min(level + 2 * spread, 0.5 * cut) if level + spread > 1 / 255 else 0.0
-    high = float(np.percentile(ink, 90 if min(dark.shape) >= SMALL else 100))  # thin strokes of small images are all edge
-    return low, 1.0 if high > BLACK else high
+    share, black = (90, BLACK) if min(dark.shape) >= SMALL else (100, GREY)
+    high = float(np.percentile(ink, share))
+    return low, 1.0 if high > black else high
 
 
 def _squared(ink: Grey) -> Grey:
