@@ -27,6 +27,7 @@ import sosn
 from sosn.errors import SosnWarning
 from sosn.evaluation.calibration import calibration_error
 from sosn.evaluation.protocol import draw_indices, evaluate, mean_ci95
+from sosn.method.base import in_order
 from sosn.util.device import machine
 
 Array = np.ndarray[Any, Any]
@@ -198,7 +199,8 @@ def paths(model: str, way: int, query: int, episodes: int, device: str) -> dict[
     with torch.inference_mode():
         for rows in zip(*draw_indices(sampler, episodes, 0), strict=True):
             task = sampler.episode(*(one.unsqueeze(0) for one in rows)).to(torch.device(device))
-            answers = method(task), method.score(method.logits(task))
+            logits = method.logits(task)
+            answers = in_order(method.score(logits), logits), method.score(logits)  # the first are those of method(task)
             for column, scores in zip(right, answers, strict=True):
                 column.append(float((scores.argmax(-1).cpu() == sampler.labels).double().mean()))
     (accuracy, half), (rounded, _) = (mean_ci95(torch.tensor(column, dtype=torch.float64)) for column in right)
@@ -233,9 +235,10 @@ def main() -> None:
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for (model, case, way, _), figures in zip(jobs, found, strict=True):
         rows.setdefault((model, case), {"model": model, "drawings": case})[way] = figures
-    sizes_of = [(model, *size) for model in ("omniglot", "omniglot-5shot") for size in ((5, 5), (20, 2))]
-    document = {
+    sizes_of = [(model, *size) for model in ("omniglot", "omniglot-5shot") for size in ((20, 2),)]
+    document: dict[str, Any] = {
         "machine": machine(torch.device(wanted.device)), "sosn": sosn.__version__, "side": SIDE, "asked": ASKED,
+        "sets": len(SYMBOLS),
         "rows": list(rows.values()),
         "paths": [paths(*size, wanted.episodes, wanted.device) for size in sizes_of] if wanted.episodes else [],
     }  # fmt: skip

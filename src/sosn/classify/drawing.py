@@ -30,9 +30,9 @@ def clean(image: Pixels) -> Grey:
 
     The paper may be grey, tinted or unevenly lit. The ink gets full contrast. A blank sheet has none.
     """
-    values = image.astype(np.float32) / 255
+    values: Grey = image.astype(np.float32) / np.float32(255)
     paper = _paper(values)
-    if np.median(values) >= WHITE and paper.min() >= EVEN:
+    if np.median(values) >= WHITE and (paper.min() >= EVEN or min(image.shape[:2]) < SMALL):
         paper = np.ones_like(paper)
     dark = ((paper - values) / paper.clip(0.05)).max(-1).clip(0, 1)
     low, high = _levels(dark)
@@ -87,7 +87,8 @@ def thinned(mask: Mask) -> Mask:
             if removed.any():
                 found[1:-1, 1:-1][removed] = 0
                 changed = True
-    return found[1:-1, 1:-1] == 1
+    lines: Mask = found[1:-1, 1:-1] == 1
+    return lines
 
 
 def _paper(values: Grey) -> Grey:
@@ -97,12 +98,12 @@ def _paper(values: Grey) -> Grey:
     room = ((STROKE, STROKE), (STROKE, STROKE), (0, 0))
     closed = ndimage.grey_closing(np.pad(coarse, room, "edge"), (STROKE, STROKE, 1))
     smooth = ndimage.gaussian_filter(closed, (2, 2, 0))[STROKE:-STROKE, STROKE:-STROKE]
-    return _each(smooth, values.shape[1::-1], Image.Resampling.BILINEAR)
+    return _each(smooth, (values.shape[1], values.shape[0]), Image.Resampling.BILINEAR)
 
 
-def _each(values: Grey, size: tuple[int, ...], way: Image.Resampling) -> Grey:
+def _each(values: Grey, size: tuple[int, int], way: Image.Resampling) -> Grey:
     """Resize every channel of (H, W, C) to (width, height)."""
-    parts = [Image.fromarray(np.ascontiguousarray(one)).resize(size[:2], way) for one in np.moveaxis(values, -1, 0)]
+    parts = [Image.fromarray(np.ascontiguousarray(one)).resize(size, way) for one in np.moveaxis(values, -1, 0)]
     return np.stack([np.asarray(one) for one in parts], -1)
 
 
