@@ -59,18 +59,23 @@ def _colourless(values: Tensor) -> Tensor:
 def _sheets(values: Tensor) -> Tensor:
     """Return which images (B, 3, h, w) are sheets of any grey, light or tint with thin strokes of ink on them: (B,)."""
     window = WINDOW if min(values.shape[-2:]) > WINDOW else 1
-    padded = F.pad(values, (window // 2,) * 4, "replicate")
-    closed = -F.max_pool2d(-F.pad(F.max_pool2d(padded, window, 1), (window // 2,) * 4, "replicate"), window, 1)
+    closed = -_highest(-_highest(values, window), window)
     level = closed.mean(1).flatten(1)
     darkest, lightest = level.amin(1), level.amax(1)
     tint = closed.mean((2, 3))
     white = tint[..., None, None].clamp_min(0.05)
     relative = (values / closed.clamp_min(0.05)).amin(1)  # of the channel that the ink darkens most
     empty, ink = (relative > 1 - EMPTY).float(), (relative < 1 - 2 * EMPTY).float()
-    broad = -F.max_pool2d(-ink.unsqueeze(1), window, 1)
+    broad = -_highest(-ink.unsqueeze(1), window)
     even = (darkest > EVEN * lightest) & (lightest > LIGHT) & (tint.amin(1) > TINT * tint.amax(1))
     clear = (empty.mean((1, 2)) > MOSTLY) & (broad.mean((1, 2, 3)) < SOLID) & (ink.mean((1, 2)) > 0)
     return even & clear & _colourless((values / white).clamp_max(1))
+
+
+def _highest(values: Tensor, window: int) -> Tensor:
+    """Return the highest value in the square of each pixel of (B, C, h, w)."""
+    rows = F.max_pool2d(values, (window, 1), 1, (window // 2, 0))
+    return F.max_pool2d(rows, (1, window), 1, (0, window // 2))
 
 
 def type_of_pictures(pictures: Sequence[Picture]) -> ImageType:
