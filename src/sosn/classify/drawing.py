@@ -73,7 +73,10 @@ def stroke_width(mask: Mask) -> float:
 
 def thinned(mask: Mask) -> Mask:
     """Return the skeleton of a mask, by the algorithm of Zhang and Suen (1984)."""
-    found = np.pad(mask, 1).astype(np.uint8)
+    box = ndimage.find_objects(mask.astype(np.uint8))
+    if not box:
+        return mask
+    found = np.pad(mask[box[0]], 1).astype(np.uint8)
     changed = True
     while changed:
         changed = False
@@ -87,7 +90,8 @@ def thinned(mask: Mask) -> Mask:
             if removed.any():
                 found[1:-1, 1:-1][removed] = 0
                 changed = True
-    lines: Mask = found[1:-1, 1:-1] == 1
+    lines = np.zeros_like(mask)
+    lines[box[0]] = found[1:-1, 1:-1] == 1
     return lines
 
 
