@@ -44,7 +44,7 @@ def image_type(images: Tensor) -> ImageType:
     values = images.float() / 255
     grey = values.mean(1)
     paper = [share.float().mean((1, 2)) > PAPER for share in (grey < EXTREME, grey > 1 - EXTREME)]
-    drawn = (_colourless(values) & (paper[0] | paper[1])) | _sheets(values)
+    drawn = (_colourless(values) & (paper[0] | paper[1])) | _sheets(values) | _sheets(1 - values)  # or blackboards
     return "drawings" if drawn.float().mean() > 0.5 else "photos"
 
 
