@@ -4,8 +4,8 @@
 
 FewShotClassifier learns six symbols from one drawing each, made with Pillow at 200×200, and answers to five others of each. It
 also solves 5-way 1-shot tasks of Omniglot's test classes, from files of 105×105 as they are and on grey paper. "as_is" leaves
-images unchanged; "auto" is the default. With --episodes, shipped models also score original files of 105×105 by `model(episode)`, and the
-prepared bank by `evaluate`, which gave the figures of their cards.
+images unchanged; "auto" is the default. With --episodes, shipped models also score original files of 105×105 by
+`model(episode)`, and the prepared bank by `evaluate`, which gave the figures of their cards.
 """
 
 import argparse
@@ -217,8 +217,8 @@ def paths(model: str, way: int, query: int, episodes: int, device: str) -> dict[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["auto", "glyphs"])
-    parser.add_argument("--repeats", type=int, default=10, help="tasks of each set of symbols")
-    parser.add_argument("--tasks", type=int, default=200, help="tasks of Omniglot; 0 leaves it out")
+    parser.add_argument("--repeats", type=int, default=5, help="tasks of each set of symbols")
+    parser.add_argument("--tasks", type=int, default=60, help="tasks of Omniglot; 0 leaves it out")
     parser.add_argument("--episodes", type=int, default=0, help="20-way 5-shot episodes of original files; slow on a CPU")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--device", default="cpu")
