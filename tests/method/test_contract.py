@@ -11,7 +11,7 @@ from sosn.checkpoint.storage import load_method, save_method
 from sosn.encoder import Conv4Pooled, Encoder
 from sosn.episode import Episode
 from sosn.method import METHODS, Method
-from sosn.method.base import SHARED
+from sosn.method.base import SHARED, in_order
 from tests.method.test_rivals import episode, make, moved
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -140,3 +140,12 @@ def test_the_encoder_may_be_one_that_is_there_already(name: str) -> None:
     assert all(torch.equal(value, before[key]) for key, value in encoder.state_dict().items())
     with torch.no_grad():
         assert method(episode()).shape == (2, 4, 3)
+
+
+def test_scores_that_round_to_one_keep_the_order_of_their_logits() -> None:
+    logits = torch.tensor([[18.0, 40.0, 19.0, 40.0, 2.0, -200.0]])
+    assert torch.sigmoid(logits)[0, :4].eq(1).all()
+    scores = in_order(torch.sigmoid(logits), logits)
+    assert scores[0].unique().tolist() == sorted(scores[0, [5, 4, 0, 2, 1]].tolist())  # equal logits have equal scores
+    assert scores[0, 1] == scores[0, 3] == 1
+    torch.testing.assert_close(scores, torch.sigmoid(logits), rtol=0, atol=3e-7)

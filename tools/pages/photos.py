@@ -8,8 +8,9 @@ DRAWN = {"paper": "dark on light", "negatives": "inverted", "a board": "simulate
 
 
 def figures() -> dict[str, str]:
-    cards, inverted, gallery, latency = (
+    cards, drawings, inverted, gallery, latency = (
         model_cards(),
+        read("results/drawings.json"),
         read("results/background-omniglot.json"),
         read("results/gallery-omniglot.json"),
         read("results/latency-cpu.json"),
@@ -21,6 +22,8 @@ def figures() -> dict[str, str]:
         "photos.one-shot": _right(cards["mini-imagenet"], 1),
         "photos.five-shot": _right(cards["mini-imagenet-5shot"], 5),
         "confidence": _confidence(cards),
+        "drawings": _drawings(drawings["rows"]),
+        "drawings.sets": str(drawings["sets"]),
         "inverted": _inverted(inverted["rows"]),
         "inverted.tasks": str(inverted["tasks"]),
         "inverted.drawings": f"{count['drawings']:,}",
@@ -62,6 +65,18 @@ def _confidence(cards: dict[str, dict[str, Any]]) -> str:
                 lines.append([f"`{name}`", *sizes, shares[0], f"{size['ece']:.3f}", f"{size['auroc']:.3f}", *shares[1:]])
     head = ("model", "classes", "shots", "right, %", "ECE", "AUROC", "known rejected, %", "unknown rejected, %")
     return table(head, lines)
+
+
+def _drawings(rows: list[dict[str, Any]]) -> str:
+    lines = []
+    for row in rows:
+        ways = [row[name] for name in ("as_is", "auto")]
+        sure = ["–" if one["sure_when_wrong"] is None else f"{100 * one['sure_when_wrong']:.0f}" for one in ways]
+        model = "`glyphs`" if row["model"] == "glyphs" else "`auto` (`omniglot`)"
+        lines.append(
+            [model, row["drawings"], *(f"{100 * one['accuracy']:.1f} ± {100 * one['ci95']:.1f}" for one in ways), *sure]
+        )
+    return table(("model", "drawings", "`as_is`, %", "`auto`, %", "wrong, `as_is`, %", "wrong, `auto`, %"), lines)
 
 
 def _inverted(rows: list[dict[str, Any]]) -> str:

@@ -26,7 +26,7 @@ from sosn.classify.support import IMAGES, Label, Support, encode_images
 from sosn.data.image import Picture, Pictures, list_pictures, source_of
 from sosn.errors import NotFittedError, SosnWarning, UsageError
 from sosn.evaluation.calibration import Calibration, calibration_of, probabilities
-from sosn.method.base import Method
+from sosn.method.base import Method, in_order
 from sosn.util.device import resolve_device
 
 Array = np.ndarray[Any, Any]
@@ -38,8 +38,8 @@ class FewShotClassifier:
     model: the name of a shipped model, a run folder, a method, or "auto", which chooses the shipped model for drawings or for
     photos. encoder: "timm:NAME" instead of a model: a frozen timm backbone with the nearest second-order prototype.
     checkpoint: a file with the weights of that backbone; by default timm downloads them. device: "cpu", "cuda" or "auto".
-    polarity: "auto" inverts light-on-dark drawings for models trained on dark-on-light ones, or the reverse, and warns of it;
-    "as_is" never inverts.
+    polarity: "auto" turns drawings into those that a drawing model was trained on: black on white, drawn with its pen. It warns
+    of light-on-dark drawings that it inverts. "as_is" changes no image.
 
     Images are paths, a folder, Pillow images, arrays (H×W or H×W×C) or tensors (C×H×W), uint8 or floats in 0–1.
     Attributes after fit: classes_, sorted; shots_, the number of images of each class; model_, the name of the model;
@@ -73,7 +73,7 @@ class FewShotClassifier:
     def _fit(self, pictures: list[Picture], names: list[Label]) -> None:
         found_type = type_of_pictures(pictures)
         name, method, calibration = self._open_model(found_type, min(Counter(names).values()))
-        reader, support = Reader(method.preprocessing, self.polarity), Support(method)
+        reader, support = Reader(method.preprocessing, self.polarity, found_type), Support(method)
         support.add(encode_images(method, reader.read_all(pictures)), names)
         self.image_type_, self.model_, self.method_, self.calibration_ = found_type, name, method, calibration
         self.background_ = reader.background
@@ -117,7 +117,7 @@ class FewShotClassifier:
     def similarities(self, images: Pictures, errors: Errors = "raise") -> Array:
         """Return the similarities of images and classes (n, L), between 0 and 1. Rows do not sum to 1."""
         logits = self._logits(images, errors)
-        return cast(Array, self.method_.score(logits).numpy())
+        return cast(Array, in_order(self.method_.score(logits), logits).numpy())
 
     def score(self, images: Pictures, labels: Labels | None = None) -> float:
         """Return the accuracy."""
@@ -321,7 +321,7 @@ class FewShotClassifier:
 
     def new_reader(self) -> Reader:
         """Return a reader of images for the model."""
-        return Reader(self.method_.preprocessing, self.polarity)
+        return Reader(self.method_.preprocessing, self.polarity, self.image_type_)
 
     def _probabilities(self, logits: Tensor) -> Tensor:
         if self.calibration_ is None:

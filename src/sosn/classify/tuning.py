@@ -147,13 +147,14 @@ def tune_model(
 ) -> tuple[str, Tuned]:  # fmt: skip
     """Tune a model on a folder of classes and, if that helps, write it to a folder. Returns the model's name and the result.
 
-    Drawings are inverted as in FewShotClassifier. The classes count as training classes of the tuned model.
+    Drawings are read as in FewShotClassifier. The classes count as training classes of the tuned model.
     """
     check_no_model(out)
     files, labels = list_classes(support)
-    name = fitting_model(type_of_pictures(files)) if model == "auto" else model
+    found_type = type_of_pictures(files)
+    name = fitting_model(found_type) if model == "auto" else model
     method, recipe = load_with_recipe(name)
-    reader = Reader(method.preprocessing, polarity)
+    reader = Reader(method.preprocessing, polarity, found_type)
     images = reader.read_all(files)
     reader.warn()
     names = tuple(dict.fromkeys(labels))

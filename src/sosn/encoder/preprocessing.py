@@ -20,7 +20,8 @@ class Preprocessing(Recorded, nn.Module):
     colour by repeating the channel. polarity="inverted" turns x into 1 − x. mean and std refer to images in 0…1, after
     inversion. mean_image=True subtracts an image instead of a mean; it is saved with the weights, and 0 until `take_mean` is
     called. detail: if the training images were enlarged, their original side. Every image is first resized to it, so that no
-    image is sharper than the training images. 0 means no such step.
+    image is sharper than the training images. 0 means no such step. pen: width of the strokes of the training images, as a
+    share of their side, with which FewShotClassifier draws drawings again; 0 leaves strokes as they are.
     """
 
     mean: Tensor
@@ -36,18 +37,21 @@ class Preprocessing(Recorded, nn.Module):
         polarity: Polarity = "as_is",
         mean_image: bool = False,
         detail: int = 0,
+        pen: float = 0.0,
     ) -> None:
         super().__init__()
         size = input_size
         if not 0 <= detail <= size:
             raise UsageError(f"detail is {detail}; it must lie between 0 (off) and the input size, {size}")
+        if not 0 <= pen < 1:
+            raise UsageError(f"pen is {pen}; it must lie between 0 (unknown) and 1, the side of an image")
         if channels not in (1, 3):
             raise UsageError(f"channels is {channels}; it must be 1 (grey) or 3 (colour)")
         if polarity not in ("as_is", "inverted"):
             raise UsageError(f"polarity is {polarity!r}; choose as_is or inverted")
         if mean_image and mean is not None:
             raise UsageError("mean and mean_image are both given: choose one, the mean of each channel or of each pixel")
-        self.channels, self.size, self.polarity, self.detail = channels, size, polarity, detail
+        self.channels, self.size, self.polarity, self.detail, self.pen = channels, size, polarity, detail, pen
         self.plain = mean is None and std is None and not mean_image
         self.by_pixel = mean_image
         if mean_image:

@@ -126,16 +126,17 @@ class Method(Recorded, nn.Module, ABC):
         return torch.sigmoid(logits)
 
     def forward(self, episode: Episode, statistics: Statistics = "running") -> Tensor:
-        """Scores E×Q×L.
+        """Scores E×Q×L. In evaluation, they have the order of the logits, also near 1 where they would round to equal values.
 
         statistics="running" leaves batch norm in the mode of the module. "batch" is the authors' transductive way: each
         episode is normalised by the statistics of its support images, query images and pairs, one episode after the other.
         Running statistics do not change.
         """
-        return self.score(self.logits(episode, statistics))
+        logits = self.logits(episode, statistics)
+        return self.score(logits) if self.training else in_order(self.score(logits), logits)
 
     def logits(self, episode: Episode, statistics: Statistics = "running") -> Tensor:
-        """Logits E×Q×L, the scores before the sigmoid or softmax. Rank by these: scores near 1 may round to equal values."""
+        """Logits E×Q×L, the scores before the sigmoid or softmax."""
         check_episode(episode, f"method {self.name!r}")
         one_of(get_args(Statistics), statistics=statistics)
         if self.test_time and not self.training and not self.describes_images:
@@ -217,6 +218,28 @@ class Method(Recorded, nn.Module, ABC):
 
     def parameter_count(self) -> int:
         return sum(parameter.numel() for parameter in self.parameters())
+
+
+@torch.no_grad()
+def _in_order(scores: Tensor, logits: Tensor) -> Tensor:
+    """Lower scores (…, L) by as little as their type can, so that they have the order of the logits.
+
+    The bits of floats that are not negative, read as integers, have the order of the floats.
+    """
+    order = logits.argsort(-1, descending=True)
+    falling = logits.gather(-1, order)
+    whole = torch.int32 if scores.dtype == torch.float32 else torch.int64
+    rank = F.pad((falling.diff() < 0).cumsum(-1, dtype=whole), (1, 0))  # equal logits have one rank
+    bits = scores.gather(-1, order).view(whole)
+    lowered = ((bits + rank).cummin(-1).values - rank).clamp_min(0).view(scores.dtype)
+    return torch.empty_like(scores).scatter_(-1, order, lowered)
+
+
+def in_order(scores: Tensor, logits: Tensor) -> Tensor:
+    """Return scores (…, L) that have the order of the logits, also where rounding made them equal, such as near 1."""
+    if scores.dtype not in (torch.float32, torch.float64):
+        return scores
+    return scores + (_in_order(scores, logits) - scores).detach()
 
 
 def batch_norms(module: nn.Module) -> list[_BatchNorm]:
