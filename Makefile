@@ -32,7 +32,7 @@ clean:
 	touch $@
 
 .venv/.installed: pyproject.toml constraints.txt | .venv/.made
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[photos]'
 	touch $@
 
 .venv/.tested: pyproject.toml constraints.txt | .venv/.made

@@ -45,23 +45,23 @@ def test_a_backbone_classifies_images_and_works_without_its_folder(checkpoint: P
     assert again.get_params()["encoder"] == f"timm:{BACKBONE}"
 
 
-def test_scores_are_cosines_of_sigme_matrices_of_averaged_maps(checkpoint: Path) -> None:
-    method = open_timm(BACKBONE, checkpoint, input_size=64)
+def test_scores_are_cosines_of_both_orders_of_the_backbone_s_maps(checkpoint: Path) -> None:
+    method = open_timm(BACKBONE, checkpoint, input_size=64, reduce=0)
     episode = sosn.Episode(torch.rand(1, 2, 3, 3, 64, 64), torch.rand(1, 4, 3, 64, 64))
     backbone: Any = method.encoder.backbone
     mean, std = (torch.tensor(backbone.pretrained_cfg[name]).view(3, 1, 1) for name in ("mean", "std"))
 
-    def matrix(images: torch.Tensor) -> torch.Tensor:
-        """Of several shots, averaged."""
-        maps = backbone.forward_features((images - mean) / std).mean(0).flatten(1)
+    def described(image: torch.Tensor) -> torch.Tensor:
+        maps = backbone.forward_features((image[None] - mean) / std)[0].flatten(1)
         m: torch.Tensor = maps @ maps.T / maps.shape[1]
-        m = m / (m.trace() + 1e-6)
-        return (2 / (1 + (-100 * m).exp()) - 1).flatten()
+        second = (2 / (1 + (-100 * m / (m.trace() + 1e-6)).exp()) - 1).flatten()
+        first = maps.mean(1).sign() * maps.mean(1).abs() ** 0.75
+        return torch.cat((first / first.norm(), second / second.norm()))
 
     with torch.no_grad():
-        classes = torch.stack([matrix(shots) for shots in episode.support[0]])
-        queries = torch.stack([matrix(image[None]) for image in episode.query[0]])
-        expected = 10 * torch.nn.functional.cosine_similarity(queries[:, None], classes[None], dim=-1)
+        classes = torch.stack([torch.stack([described(image) for image in shots]).mean(0) for shots in episode.support[0]])
+        queries = torch.stack([described(image) for image in episode.query[0]])
+        expected = 20 * torch.nn.functional.cosine_similarity(queries[:, None], classes[None], dim=-1)
         torch.testing.assert_close(method.logits(episode)[0], expected, atol=1e-3, rtol=1e-4)
 
 

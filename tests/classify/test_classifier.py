@@ -209,7 +209,7 @@ def test_other_methods_with_equal_shots_and_unequal_ones(drawings: list[np.ndarr
     assert classifier.predict([drawings[0], drawings[8]]).tolist() == [0, 1]
     with pytest.warns(SosnWarning, match="not calibrated"):
         classifier.predict_proba(drawings[:1])
-    with pytest.raises(UsageError, match="reject needs a calibrated model"):
+    with pytest.raises(UsageError, match=r"reject=0\.05 needs 19 images"):
         classifier.predict(drawings[:1], reject=0.05)
 
 

@@ -102,7 +102,7 @@ def test_the_command_writes_a_model_that_classify_takes(cli: Cli, bank: Bank, tm
     code, out, err = cli("classify", "--support", "support", "--model", "tuned", "--json", "support/letter2", *as_is)
     assert code == 0, err
     assert [answer["answer"] for answer in json.loads(out)["answers"]].count("letter2") >= 5
-    assert "not calibrated" in err
+    assert "Accuracy on held-out images of your classes" in err
     code, _, err = cli("tune", "--support", "support")
     assert code == 2
     assert "choose another --out" in err

@@ -34,8 +34,8 @@ def features(method: Method, images: Tensor) -> Tensor:
 
 
 BY_IMAGE = [name for name in METHODS if name not in ("maml", "meta_lstm")]
-FIXED = ["sosn", "pixels", "relation_net", "prototypical", "nearest_prototype"]
-APART = ["sosn", "pixels", "prototypical", "siamese", "nearest_prototype", "covamnet"]
+FIXED = ["sosn", "pixels", "relation_net", "prototypical", "nearest_prototype", "two_orders"]
+APART = ["sosn", "pixels", "prototypical", "siamese", "nearest_prototype", "covamnet", "two_orders"]
 
 
 @pytest.mark.parametrize("name", METHODS)

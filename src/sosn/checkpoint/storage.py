@@ -11,6 +11,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from sosn.checkpoint.old_format import method_and_config, tensors_of
+from sosn.checkpoint.packaged import packaged_weights
 from sosn.errors import CheckpointError, SosnError, UsageError
 from sosn.method import method_class
 from sosn.method.base import Method
@@ -100,7 +101,8 @@ def load_method(path: Path) -> tuple[Method, dict[str, Any]]:
         method = method_class(name)(**config)
     except (UsageError, TypeError, KeyError) as error:
         raise CheckpointError(f"{str(path)!r} describes a method that this version of sosn cannot build ({error})") from error
-    restore(method, tensors_of(about["method"], tensors), path)
+    packaged = packaged_weights(about["packaged"]) if "packaged" in about else {}
+    restore(method, tensors_of(about["method"], tensors) | packaged, path)
     method.trained = bool(about.get("trained", True))  # older files lack the key; all come from training
     return method.eval(), about
 

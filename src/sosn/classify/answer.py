@@ -25,6 +25,7 @@ class Answer:
     similarities: dict[Label, float]
     probabilities: dict[Label, float]
     image: str | None = None  # its path, if it came from a file
+    far: bool = False  # whether it is less similar to its class than 99% of known images, so it may be none of these
 
     @property
     def likeliest(self) -> Label:

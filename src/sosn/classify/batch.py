@@ -10,12 +10,20 @@ from typing import Any
 from sosn.checkpoint.registry import shipped_models
 from sosn.classify.answer import Answer, Nearest
 from sosn.classify.classifier import FewShotClassifier
+from sosn.classify.confidence import HELD_OUT
 from sosn.classify.image_type import FITTING
-from sosn.classify.labelled_evaluation import LabelledEvaluation, judge
+from sosn.classify.labelled_evaluation import LabelledEvaluation, judge, wilson
 from sosn.classify.support import IMAGES, Label, encode_images
 from sosn.data.listing import image_files, skipped, walk
 from sosn.errors import DataError, SosnWarning, UsageError
-from sosn.evaluation.calibration import PERCENTS
+
+FEW = 5  # images of a class below which more help most
+CALIBRATED = {  # what probabilities and reject are based on
+    "images": "Probabilities are calibrated on your images.",
+    "card": "Probabilities are calibrated on the data of the model's card.",
+    "both": "Probabilities are calibrated on your images and the data of the model's card.",
+    "none": "Probabilities are not calibrated: trust their order, not their size.",
+}
 
 
 @dataclass(frozen=True)
@@ -106,12 +114,6 @@ def judge_files(
     return marked, evaluation
 
 
-def check_reject(reject: float | None) -> None:
-    """Refuse a share that no calibration can hold, before any work."""
-    if reject is not None and not PERCENTS[0] / 100 <= reject <= PERCENTS[-1] / 100:
-        raise UsageError(f"--reject is {reject}; it is the share of known images that may be rejected, from 0.01 to 0.5")
-
-
 def expectation(classifier: FewShotClassifier) -> str:
     """Describe the accuracy to expect for these classes with this model, in a few sentences."""
     counts, name, images = classifier.shots_, classifier.model_, classifier.image_type_
@@ -123,24 +125,27 @@ def expectation(classifier: FewShotClassifier) -> str:
             "second class, or use --reject for 'none of these'."
         )
     sentences = [f"Model {name!r}; {len(counts)} classes of {images} with {each} each."]
+    left_out, calibration = classifier.confidence_.left_out, classifier.calibration_
     card = shipped_models().get(name)
     if card and name not in FITTING[images]:
         sentences.append(f"It was not trained on {images}: its answers may be little better than guesses.")
-    elif card:
-        figures, calibration = card, classifier.calibration_
-        measured = calibration.expected(len(counts), min(counts)) if calibration else None
+    if left_out is not None:
+        low, high = wilson(left_out.right, len(left_out))
+        sentences.append(
+            f"Accuracy on your own images, each left out in turn: {100 * left_out.right / len(left_out):.0f}% "
+            f"({left_out.right} of {len(left_out)}; 95% interval {100 * low:.0f}–{100 * high:.0f}%)."
+        )
+    elif calibration and calibration.split == HELD_OUT:
+        sentences.append(f"Accuracy on held-out images of your classes: {100 * calibration.sizes[0].accuracy:.0f}%.")
+    elif card and name in FITTING[images]:
+        figures, measured = card, calibration.expected(len(counts), min(counts)) if calibration else None
         if calibration and measured and (measured.way, measured.shot) != (card["way"], card["shot"]):
             figures = asdict(measured) | {"data": calibration.data, "split": calibration.split}
         sentences.append(
             f"Accuracy on {figures['way']}-way {figures['shot']}-shot tasks of {figures['data']} ({figures['split']} classes): "
-            f"{100 * figures['accuracy']:.1f}%; expect less on other images."
+            f"{100 * figures['accuracy']:.1f}%. With two or more images of each class you see it on your own."
         )
-    elif images == "photos":
-        sentences.append("A network this small is right on about half of 5-way photos from one example each.")
-    if classifier.calibration_ is None:
-        sentences.append("Its probabilities are not calibrated: trust their order, not their size.")
-    if min(counts) < 5:
+    sentences.append(CALIBRATED[classifier.confidence_.source])
+    if min(counts) < FEW:
         sentences.append("More images of each class help most.")
-    if images == "photos":
-        sentences.append("Stronger on photos: `sosn tune` with tens of images of each class, or --encoder timm:NAME.")
     return " ".join(sentences)

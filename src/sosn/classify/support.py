@@ -11,6 +11,7 @@ from sosn.util.precision import full
 
 Label = str | int | bool
 IMAGES = 64  # encoded at once
+LEFT_OUT = 100  # images, at most, that leave-one-out compares with a network
 
 
 class Support:
@@ -83,6 +84,42 @@ class Support:
         shots = torch.cat([self.shots[label] for label in self.labels]).unsqueeze(1)  # (n, 1, …)
         classes, queries = (self.method.describe(one).unsqueeze(0) for one in (shots, query.unsqueeze(1)))
         return full(self.method.compare(classes, queries))[0]
+
+    def flat(self) -> tuple[Tensor, Tensor]:
+        """Return the features (n, …) of all images, class by class, and the numbers of their classes (n,)."""
+        features = torch.cat([self.shots[label] for label in self.labels])
+        counts = torch.tensor(self.counts, device=features.device)
+        return features, torch.arange(len(counts), device=features.device).repeat_interleave(counts)
+
+    @torch.inference_mode()
+    def between(self) -> float:
+        """Return the mean logit of two different classes, which tells how alike the classes of a task are."""
+        classes = torch.stack([self.method.describe(self.shots[label]) for label in self.labels]).unsqueeze(0)
+        logits = full(self.method.compare(classes, classes))[0]
+        return float((logits.sum() - logits.diagonal().sum()) / (logits.numel() - len(logits)))
+
+    @torch.inference_mode()
+    def leave_one_out(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Compare images with all classes, with their own as it is without them.
+
+        Returns positions (m,) of the images in `flat`, logits (m, L) and numbers of their classes (m,); of at most 100 images
+        unless comparing is cheap. None if a class has a single image, or if the score of a class depends on the others.
+        """
+        features, labels = self.flat()
+        counts = torch.tensor(self.counts, device=labels.device)
+        if min(self.counts) < 2 or not self.method.classes_apart:
+            return None
+        rows = torch.arange(len(labels), device=labels.device)
+        rows = rows if self.method.linear else rows[:: -(-len(rows) // LEFT_OUT)]
+        logits = self.logits(features[rows])
+        starts = counts.cumsum(0) - counts
+        for place, number in enumerate(labels[rows].tolist()):
+            count = int(counts[number])
+            others = torch.arange(count - 1, device=rows.device)
+            others = starts[number] + others + (others >= rows[place] - starts[number])  # all images of its class but itself
+            rest, query = self.method.describe(features[others]), self.method.describe(features[rows[place], None])
+            logits[place, number] = full(self.method.compare(rest[None, None], query[None, None])).flatten()[0]
+        return rows.cpu(), logits.cpu(), labels[rows].cpu()
 
 
 @torch.inference_mode()

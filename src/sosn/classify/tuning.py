@@ -1,6 +1,7 @@
 """Fine-tune a model on new classes, and keep the result only if it is more accurate on held-out images."""
 
 import copy
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from sosn.checkpoint.registry import load_with_recipe
 from sosn.checkpoint.storage import check_no_model, write_model
 from sosn.checkpoint.training_classes import TrainingClasses, training_classes
 from sosn.classify.background import Inverting
+from sosn.classify.confidence import HELD_OUT, Confidence
 from sosn.classify.image_type import fitting_model, type_of_pictures
 from sosn.classify.reader import Reader
 from sosn.classify.support import Support, encode_images
@@ -23,8 +25,10 @@ from sosn.data.bank import SPLITS, Bank
 from sosn.data.listing import list_classes
 from sosn.data.sampler import EpisodeSampler
 from sosn.errors import DataError, TrainingError, UsageError
+from sosn.evaluation.calibration import CALIBRATION_FILE, Calibration, fit_confidence, fit_temperature
 from sosn.method.base import Method
 from sosn.recipe.sections import DataSection
+from sosn.util.files import write_atomically
 from sosn.util.seeding import generator
 
 FOLDS = 3
@@ -36,13 +40,17 @@ GENTLE = AugmentationSection(translate=0.05, zoom=0.1, turn=5, jitter=0.1)
 
 @dataclass(frozen=True)
 class Tuned:
-    """Correct answers before and after tuning on the same held-out images, and the tuned model if it is better."""
+    """Correct answers before and after tuning on the same held-out images, and the tuned model if it is better.
+
+    calibration: of the tuned model, measured on held-out images.
+    """
 
     pictures: int
     before: int
     after: int
     spread: float  # standard error of after − before, over images
     method: Method | None
+    calibration: Calibration | None = None
 
     def to_json(self) -> dict[str, Any]:
         names = ("pictures", "before", "after", "spread")
@@ -71,19 +79,24 @@ def tune(
             "add some, or classify without tuning"
         )
     total = (FOLDS + 1) * steps
-    right: list[Tensor] = []
+    scores: list[tuple[Tensor, Tensor]] = []
+    labels: list[Tensor] = []
     for fold, (known, held_out) in enumerate(_folds(bank, seed)):
         tuned = _tuned(method, known, steps, seed, partial(_report, progress, fold * steps, total))
-        right.append(torch.stack([_right(one, known, held_out) for one in (method, tuned)], 1))
-    answers = torch.cat(right).double()  # (pictures, 2)
+        scores.append((_scores(method, known, held_out), _scores(tuned, known, held_out)))
+        labels.append(held_out.labels)
+    truth = torch.cat(labels)
+    before, after = (torch.cat(found) for found in zip(*scores, strict=True))  # (pictures, 2, L)
+    answers = torch.stack([(found[:, 0].argmax(-1) == truth).double() for found in (before, after)], 1)
     difference = answers[:, 1] - answers[:, 0]
     spread = float(difference.std()) * math.sqrt(len(difference))
     gained = float(difference.sum())
     kept = None
     if gained > spread:
         kept = _tuned(method, bank, steps, seed, partial(_report, progress, FOLDS * steps, total))
-    before, after = (int(column.sum()) for column in answers.unbind(1))
-    return Tuned(len(answers), before, after, spread, kept)
+    first, second = (int(column.sum()) for column in answers.unbind(1))
+    shot = int(bank.counts.min()) * (FOLDS - 1) // FOLDS
+    return Tuned(len(answers), first, second, spread, kept, _calibration(after, truth, shot) if kept else None)
 
 
 def _report(progress: Callable[[int, int], None] | None, before: int, total: int, done: int) -> None:
@@ -123,11 +136,25 @@ def _tuned(method: Method, bank: Bank, steps: int, seed: int, report: Callable[[
     return tuned
 
 
-def _right(method: Method, known: Bank, held_out: Bank) -> Tensor:
-    """Return for each held-out image whether a model with the known images as support classifies it correctly."""
+def _scores(method: Method, known: Bank, held_out: Bank) -> Tensor:
+    """Return logits and similarities (n, 2, L) of held-out images, as a classifier with the known images as support."""
     support = Support(method)
     support.add(encode_images(method, known.images), _numbers(known))
-    return support.logits(encode_images(method, held_out.images)).argmax(-1).cpu() == held_out.labels
+    confidence = Confidence(support, None)
+    logits, similarities = confidence.score(encode_images(method, held_out.images)).cpu().chunk(2, -1)
+    return torch.stack((logits, similarities - confidence.between), 1)
+
+
+def _calibration(scores: Tensor, labels: Tensor, shot: int) -> Calibration:
+    """Fit a calibration to held-out scores (n, 2, L). An image counts as unknown to the classes other than its own."""
+    logits, similarities = scores.unbind(1)
+    own = torch.nn.functional.one_hot(labels, logits.shape[-1]).bool()
+    others = similarities[~own].view(len(labels), -1)
+    found = fit_confidence(similarities[None], labels[None], others[None], shot)
+    found = replace(
+        found, temperature=fit_temperature(logits, labels), accuracy=float((logits.argmax(-1) == labels).double().mean())
+    )
+    return Calibration("your images", HELD_OUT, (found,))
 
 
 def _numbers(bank: Bank) -> Sequence[int]:
@@ -164,4 +191,6 @@ def tune_model(
         tuned = replace(recipe, title=f"{name}, tuned on {len(names)} classes of {support.name}")
         known = (*_training_classes(support, names), *training_classes(name))
         write_model(out, result.method, tuned.to_table(), [one.to_json() for one in known])
+        if result.calibration is not None:
+            write_atomically(out / CALIBRATION_FILE, json.dumps(result.calibration.to_json()).encode())
     return name, result

@@ -33,7 +33,8 @@ def show_answers(results: list[Classified]) -> None:
             nearest = shares[0] if len(shares) > 1 else str(likely[0][0])  # a single class always has 100%
             rows.append((one.image, "none of these", "", f"nearest is {nearest}"))
         else:
-            rows.append((one.image, str(one.answer.answer), f"{100 * likely[0][1]:.0f}%", "".join(shares[1:])))
+            next_best = f"{''.join(shares[1:])}{'; unlike all classes' * one.answer.far}"
+            rows.append((one.image, str(one.answer.answer), f"{100 * likely[0][1]:.0f}%", next_best))
     _print_rows("", ("image", "answer", "probability", "next best"), rows)
 
 
@@ -94,7 +95,9 @@ def answers_json(
     document: dict[str, Any] = {
         "model": classifier.model_,
         "image_type": classifier.image_type_,
-        "calibrated": classifier.calibration_ is not None,
+        "calibrated": classifier.confidence_.source != "none",
+        "calibrated_on": classifier.confidence_.source,
+        "leave_one_out_accuracy": classifier.accuracy_,
         "classes": dict(zip(classifier.classes_.tolist(), classifier.shots_, strict=True)),
         "reject": reject,
         "answers": [one.to_json() for one in results if one.answer],

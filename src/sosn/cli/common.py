@@ -26,3 +26,13 @@ def import_file(file: Path) -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules[file.stem] = module
     spec.loader.exec_module(module)
+
+
+def fail_with(errors: list[str]) -> None:
+    """Print errors of files, and exit with code 1 if there are any."""
+    from sosn.cli.show import console
+
+    for error in errors:
+        console.print(f"error: {error}", soft_wrap=True, markup=False)
+    if errors:
+        raise typer.Exit(1)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from sosn.cli.common import AsJson, print_json
+from sosn.cli.common import AsJson, fail_with, print_json
 from sosn.cli.photos import Polarity
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def query(
     from sosn.classify.batch import find_images
     from sosn.classify.gallery import Gallery
     from sosn.classify.gallery_files import search_files
-    from sosn.cli.show import console, progress_bar
+    from sosn.cli.show import progress_bar
     from sosn.errors import UsageError
 
     if as_csv and as_json:
@@ -152,11 +152,7 @@ def query(
         from sosn.cli.answers import show_matches
 
         show_matches(results)
-    failed = [one.error for one in results if one.error]
-    for error in failed:
-        console.print(f"error: {error}", soft_wrap=True, markup=False)
-    if failed:
-        raise typer.Exit(1)
+    fail_with([one.error for one in results if one.error])
 
 
 def _csv(results: "list[Found]") -> str:

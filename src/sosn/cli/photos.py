@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from sosn.cli.common import AsJson, print_json
+from sosn.cli.common import AsJson, fail_with, print_json
 from sosn.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,16 +43,18 @@ def classify(
     as_json: AsJson = False,
 ) -> None:
     """Classify images from a few examples of each class. Exits with 1 if an image could not be read."""
-    from sosn.classify.batch import check_reject, classify_files, expectation, judge_files
+    from sosn.classify.batch import classify_files, expectation, judge_files
     from sosn.classify.classifier import FewShotClassifier
     from sosn.classify.saving import check_folder
     from sosn.cli.show import console, progress_bar
+    from sosn.evaluation.calibration import check_reject
 
     if as_csv and as_json:
         raise UsageError("--csv and --json cannot be combined: choose one")
     changed = {"--model": model != "auto", "--encoder": encoder, "--checkpoint": checkpoint, "--polarity": polarity != "auto"}
     _check_source(support, classifier, [name for name, given in changed.items() if given])
-    check_reject(reject)
+    if reject is not None:
+        check_reject(reject)
     if html is not None:
         from sosn.report.answers import check_page, write_answers
 
@@ -77,11 +79,7 @@ def classify(
         page = write_answers(html, fitted.sources_, results, expected, evaluation)
         console.print(f"page: {page}", soft_wrap=True, markup=False)
     _print_answers(fitted, results, reject, evaluation, "csv" if as_csv else "json" if as_json else "table")
-    failed = [one.error for one in results if one.error]
-    for error in failed:
-        console.print(f"error: {error}", soft_wrap=True, markup=False)
-    if failed:
-        raise typer.Exit(1)
+    fail_with([one.error for one in results if one.error])
 
 
 def _check_source(support: Path | None, classifier: Path | None, model_options: list[str]) -> None:

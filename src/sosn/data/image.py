@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from sosn.data.listing import image_files, skipped
-from sosn.data.pixels import LARGEST, fit_pixels, read_pixels
+from sosn.data.pixels import LARGEST, Fit, fit_pixels, read_pixels
 from sosn.errors import DataError, SosnWarning, UsageError
 
 Picture = str | os.PathLike[str] | Image.Image | np.ndarray[Any, Any] | Tensor
@@ -54,12 +54,17 @@ class Images:
         return self.images
 
 
-def read_images(pictures: Sequence[Picture], size: int, channels: int) -> Images:
-    """Read pictures in parallel. A picture that cannot be read becomes an entry of errors; the others are still read."""
+def read_images(
+    pictures: Sequence[Picture], size: int, channels: int, read: Callable[[Picture], Tensor] | None = None
+) -> Images:
+    """Read pictures in parallel. A picture that cannot be read becomes an entry of errors; the others are still read.
+
+    read: reads one picture as (channels, size, size), read_image by default.
+    """
 
     def attempt(picture: Picture) -> Tensor | DataError:
         try:
-            return read_image(picture, size, channels)
+            return read(picture) if read else read_image(picture, size, channels)
         except DataError as error:
             return error
 
@@ -81,17 +86,19 @@ def read_image(
     crop: float = 1.0,
     max_pixels: int = LARGEST,
     way_out: str = "shrink it",
+    fit: Fit = "squash",
 ) -> Tensor:
     """Read a picture as a uint8 image (channels, size, size): rotated by its EXIF tag, on a white background, resized.
 
     picture: a path, a Pillow image, an array (H×W, H×W×1, H×W×3 or H×W×4) or a tensor (H×W or C×H×W); arrays and tensors are
-    uint8 (0–255) or floating point (0–1). crop: central share of each side to keep. Refuses files that cannot be read, and
+    uint8 (0–255) or floating point (0–1). crop: central share of each side to keep; with
+    fit="centre", of the short side; fit="whole" keeps the shape, and only shrinks. Refuses files that cannot be read, and
     images of more than max_pixels; way_out is the advice in that message.
     """
     if isinstance(picture, str | os.PathLike):
         if Path(picture).is_dir():
             raise DataError(f"{str(picture)!r} is a folder: pass its image files")
-        return torch.from_numpy(read_pixels(picture, size, channels, crop, max_pixels, way_out))
+        return torch.from_numpy(read_pixels(picture, size, channels, crop, max_pixels, way_out, fit))
     if isinstance(picture, Image.Image):
         opened = picture
     elif isinstance(picture, np.ndarray | Tensor):
@@ -99,7 +106,7 @@ def read_image(
     else:
         raise UsageError(f"an image is a {type(picture).__name__}; pass a path, a Pillow image, an array or a tensor")
     try:
-        return torch.from_numpy(fit_pixels(opened, size, channels, crop))
+        return torch.from_numpy(fit_pixels(opened, size, channels, crop, fit))
     except (OSError, SyntaxError, ValueError) as error:  # Pillow reads files lazily
         raise DataError(f"a Pillow image cannot be read ({error})") from error
 

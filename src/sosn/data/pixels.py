@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -20,6 +20,7 @@ NEWER = (*HEIF, ".avif", ".webp")  # images for everybody, but not for every Pil
 MISSING = 0.25  # share of rows, at most, that an incomplete image may lack
 UNREAD = 128  # grey: what decoders leave where a file ends too early
 JPEG_END = b"\xff\xd9"
+Fit = Literal["squash", "centre", "whole"]  # to a square, squashed or cut out; or in its shape, with sides up to the size
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -30,6 +31,7 @@ def read_pixels(
     crop: float = 1.0,
     max_pixels: int = LARGEST,
     way_out: str = "shrink it",
+    fit: Fit = "squash",
 ) -> Pixels:
     """Read an image file, or the first frame of an animation, as (channels, size, size) uint8.
 
@@ -37,7 +39,7 @@ def read_pixels(
     images of more than max_pixels; way_out is the advice in that message.
     """
     with _reading(file):
-        return fit_pixels(open_image(file, max_pixels, way_out), size, channels, crop)
+        return fit_pixels(open_image(file, max_pixels, way_out), size, channels, crop, fit)
 
 
 def open_image(file: str | os.PathLike[str], max_pixels: int = LARGEST, way_out: str = "shrink it") -> Image.Image:
@@ -108,16 +110,22 @@ def _incomplete(file: Path) -> Image.Image:
     return image
 
 
-def fit_pixels(opened: Image.Image, size: int, channels: int, crop: float = 1.0) -> Pixels:
-    """Convert an image to (channels, size, size) uint8: EXIF rotation, white background, central crop, resizing."""
+def fit_pixels(opened: Image.Image, size: int, channels: int, crop: float = 1.0, fit: Fit = "squash") -> Pixels:
+    """Convert an image to (channels, size, size) uint8: EXIF rotation, white background, central crop, resizing.
+
+    crop: central share of each side to keep; with fit="centre", of the short side, so that the rest is a square.
+    """
     image = upright(opened, channels)
-    if crop != 1:
-        width, height = (round(crop * side) for side in image.size)
+    sides = (min(image.size),) * 2 if fit == "centre" else image.size
+    if crop != 1 or sides != image.size:
+        width, height = (max(1, round(crop * side)) for side in sides)
         left, top = (image.width - width) // 2, (image.height - height) // 2
         image = image.crop((left, top, left + width, top + height))
-    if image.size != (size, size):
-        image = image.resize((size, size), Image.Resampling.BILINEAR)  # Pillow's filters antialias
-    return np.array(image).reshape(size, size, channels).transpose(2, 0, 1)
+    share = min(1, size / max(image.size))
+    width, height = (max(1, round(share * side)) for side in image.size) if fit == "whole" else (size, size)
+    if image.size != (width, height):
+        image = image.resize((width, height), Image.Resampling.BILINEAR)  # Pillow's filters antialias
+    return np.array(image).reshape(height, width, channels).transpose(2, 0, 1)
 
 
 def upright(opened: Image.Image, channels: int = 3) -> Image.Image:

@@ -8,6 +8,7 @@ from torch import nn
 from sosn.encoder.base import Encoder
 from sosn.encoder.conv4 import Conv4
 from sosn.encoder.conv4_pooled import Conv4Pooled
+from sosn.encoder.efficientnet_lite import EfficientNetLite
 from sosn.encoder.resnet12 import ResNet12
 from sosn.encoder.timm import TimmEncoder
 from sosn.encoder.wrapped import WrappedEncoder
@@ -16,7 +17,9 @@ from sosn.util.spelling import nearest
 from sosn.util.typed import annotations, check_options
 
 EncoderSpec = str | Mapping[str, Any] | nn.Module  # a name, a table with a name and options, or a module
-ENCODERS: dict[str, type[Encoder]] = {encoder.name: encoder for encoder in (Conv4, Conv4Pooled, ResNet12, TimmEncoder)}
+ENCODERS: dict[str, type[Encoder]] = {
+    encoder.name: encoder for encoder in (Conv4, Conv4Pooled, ResNet12, EfficientNetLite, TimmEncoder)
+}
 BUILT_IN = frozenset(ENCODERS)
 E = TypeVar("E", bound=type[Encoder])
 
@@ -62,6 +65,7 @@ __all__ = [
     "ENCODERS",
     "Conv4",
     "Conv4Pooled",
+    "EfficientNetLite",
     "Encoder",
     "EncoderSpec",
     "ResNet12",

@@ -20,6 +20,7 @@ class Encoder(Recorded, nn.Module, ABC):
     name: ClassVar[str] = ""
     width: int
     non_negative: bool = False  # whether features are never negative, as after a ReLU
+    has_seen: ClassVar[frozenset[str]] = frozenset()  # datasets whose classes its pretrained weights were trained on
     pooled: ClassVar[bool] = False  # whether an image is usually described by the mean over positions
 
     @abstractmethod

@@ -22,6 +22,8 @@ class Preprocessing(Recorded, nn.Module):
     called. detail: if the training images were enlarged, their original side. Every image is first resized to it, so that no
     image is sharper than the training images. 0 means no such step. pen: width of the strokes of the training images, as a
     share of their side, with which FewShotClassifier draws drawings again; 0 leaves strokes as they are.
+    centre_crop: 0 squashes whole images to a square; otherwise
+    the central square with this share of the short side is cut out. Images that already have the model's size are not cut.
     """
 
     mean: Tensor
@@ -38,6 +40,7 @@ class Preprocessing(Recorded, nn.Module):
         mean_image: bool = False,
         detail: int = 0,
         pen: float = 0.0,
+        centre_crop: float = 0.0,
     ) -> None:
         super().__init__()
         size = input_size
@@ -45,13 +48,16 @@ class Preprocessing(Recorded, nn.Module):
             raise UsageError(f"detail is {detail}; it must lie between 0 (off) and the input size, {size}")
         if not 0 <= pen < 1:
             raise UsageError(f"pen is {pen}; it must lie between 0 (unknown) and 1, the side of an image")
+        if not 0 <= centre_crop <= 1:
+            raise UsageError(f"centre_crop is {centre_crop}; it must lie between 0 (off) and 1")
         if channels not in (1, 3):
             raise UsageError(f"channels is {channels}; it must be 1 (grey) or 3 (colour)")
         if polarity not in ("as_is", "inverted"):
             raise UsageError(f"polarity is {polarity!r}; choose as_is or inverted")
         if mean_image and mean is not None:
             raise UsageError("mean and mean_image are both given: choose one, the mean of each channel or of each pixel")
-        self.channels, self.size, self.polarity, self.detail, self.pen = channels, size, polarity, detail, pen
+        self.channels, self.size, self.polarity, self.detail = channels, size, polarity, detail
+        self.pen, self.centre_crop = pen, centre_crop
         self.plain = mean is None and std is None and not mean_image
         self.by_pixel = mean_image
         if mean_image:
@@ -106,7 +112,16 @@ class Preprocessing(Recorded, nn.Module):
             images = 0.299 * red + 0.587 * green + 0.114 * blue
         elif images.shape[-3] < self.channels:
             images = images.expand(-1, self.channels, -1, -1)
+        if self.centre_crop and images.shape[-2:] != (self.source, self.source):
+            images = _central_square(images, self.centre_crop)
         for side in (self.source, self.size):
             if images.shape[-2:] != (side, side):
                 images = F.interpolate(images, (side, side), mode="bilinear", antialias=True, align_corners=False)
         return 1 - images if self.polarity == "inverted" else images
+
+
+def _central_square(images: Tensor, share: float) -> Tensor:
+    """Cut out the central square with this share of the short side."""
+    side = max(1, round(share * min(images.shape[-2:])))
+    top, left = ((length - side) // 2 for length in images.shape[-2:])
+    return images[..., top : top + side, left : left + side]

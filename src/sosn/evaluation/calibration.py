@@ -97,9 +97,8 @@ class Calibration:
 
         It is the threshold of the largest measured share up to `reject`.
         """
+        check_reject(reject)
         places = [place for place, percent in enumerate(PERCENTS) if percent <= round(100 * reject, 6)]
-        if not places or not reject <= PERCENTS[-1] / 100:
-            raise UsageError(f"reject is {reject}; it is the share of known images that may be rejected, from 0.01 to 0.5")
         return self.at(way, shot).thresholds[places[-1]]
 
     def to_json(self) -> dict[str, Any]:
@@ -221,14 +220,28 @@ def evaluate_confidence(fitted: Confidence, known: Tensor, labels: Tensor, unkno
     return replace(fitted, queries=len(known), episodes=episodes, **figures)
 
 
-def fit_temperature(logits: Tensor, labels: Tensor) -> float:
-    """Return the temperature that minimises the cross-entropy of logits (n, L) and labels (n,); 1 for a single class."""
+def check_reject(reject: float) -> None:
+    """Refuse a share of known images that may be rejected outside 0.01…0.5."""
+    if not PERCENTS[0] / 100 <= round(reject, 8) <= PERCENTS[-1] / 100:
+        raise UsageError(f"reject is {reject}; it is the share of known images that may be rejected, from 0.01 to 0.5")
+
+
+def fit_temperature(logits: Tensor, labels: Tensor, usual: float = 1.0, weight: float = 0.0) -> float:
+    """Return the temperature that minimises the cross-entropy of logits (n, L) and labels (n,); 1 for a single class.
+
+    usual: the temperature that is expected; a temperature e times as high or low costs `weight` (in nats, over all images).
+    """
     if logits.shape[-1] == 1:
         return 1.0
     from scipy.optimize import minimize_scalar
 
     logits = logits.double()
-    found = minimize_scalar(lambda log: float(F.cross_entropy(logits / np.exp(log), labels)), bounds=(-4, 4), method="bounded")
+
+    def cost(log: float) -> float:
+        entropy = F.cross_entropy(logits / math.exp(log), labels, reduction="sum")
+        return float(entropy) + weight * (log - math.log(usual)) ** 2
+
+    found = minimize_scalar(cost, bounds=(-4, 4), method="bounded")
     return round(float(np.exp(found.x)), 4)
 
 

@@ -26,6 +26,7 @@ from sosn.errors import DataError, SosnWarning, UsageError
 from sosn.evaluation.protocol import Evaluation, evaluate, evaluate_runs, evaluating
 from sosn.kernel import engine
 from sosn.method.base import Method, Statistics
+from sosn.method.encoded import EncodedMethod
 from sosn.method.test_time import TestTimeAugmentation
 from sosn.recipe.override import override, refuse_option
 from sosn.recipe.recipe import Recipe, data_keys
@@ -83,6 +84,11 @@ def evaluate_model(
     method, trained = load_with_recipe(model)
     method.check_trained()
     settings, recipe = evaluation_settings(trained, overrides)
+    if isinstance(method, EncodedMethod) and recipe.data.name in method.encoder.has_seen:
+        raise UsageError(
+            f"the encoder of model {model!r} was trained on ImageNet, which contains the classes of {recipe.data.name}: its "
+            "accuracy there says nothing about new classes"
+        )
     bank, settings = open_evaluated(recipe, settings, say)
     if method.parameter_count():  # a method without parameters has no training classes
         check_runs(model) if settings.runs else check_unseen(model, trained, recipe, bank, settings.split)

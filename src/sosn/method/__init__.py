@@ -16,6 +16,7 @@ from sosn.method.prototypical import PrototypicalNet
 from sosn.method.relation_net import RelationNet
 from sosn.method.siamese import SiameseNet
 from sosn.method.sosn import SoSN
+from sosn.method.two_orders import TwoOrders
 from sosn.util.spelling import nearest
 from sosn.util.typed import annotations
 
@@ -23,7 +24,7 @@ METHODS: dict[str, type[Method]] = {
     method.name: method
     for method in (
         SoSN, NearestPixels, RelationNet, PrototypicalNet, MatchingNet, SiameseNet, MAML, Baseline, BaselinePlusPlus,
-        NearestPrototype, DeepBDC, CovaMNet, MetaLSTM,
+        NearestPrototype, TwoOrders, DeepBDC, CovaMNet, MetaLSTM,
     )
 }  # fmt: skip
 BUILT_IN = frozenset(METHODS)
@@ -68,6 +69,7 @@ __all__ = [
     "RelationNet",
     "SiameseNet",
     "SoSN",
+    "TwoOrders",
     "method_class",
     "method_options",
     "register_method",

@@ -60,6 +60,7 @@ class Method(Recorded, nn.Module, ABC):
     adapts: bool = False  # whether its weights change at test time
     capturable: ClassVar[bool] = False  # whether a training step can be a CUDA graph: it never waits for the GPU
     classes_apart: ClassVar[bool] = False  # whether the score of a class does not depend on the other classes
+    linear: ClassVar[bool] = False  # whether features are vectors that a linear classifier can separate
     second_order: Relation | None = None  # how it turns features (B, K, N) into matrices, if it does
 
     trained: bool = False
