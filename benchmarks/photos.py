@@ -249,7 +249,7 @@ def between(vectors: Tensor, support: Tensor) -> Tensor:
     return ((logits.sum((1, 2)) - SCALE * way) / (way * (way - 1))).view(-1, 1, 1)
 
 
-def speed(folder: Path) -> dict[str, float]:
+def speed(folder: Path) -> dict[str, Any]:
     """Milliseconds from a file to its answer among five classes, on two threads, after a warm-up; seconds to fit."""
     files = [file for files in class_files(folder)[0].values() for file in files[:5]]
     torch.set_num_threads(2)
@@ -261,7 +261,19 @@ def speed(folder: Path) -> dict[str, float]:
         start = time.perf_counter()
         classifier.predict([file])
         times.append(1000 * (time.perf_counter() - start))
-    return {"ms": round(sorted(times[5:])[10], 1), "fit_s": round(fitted, 2)}
+    encode = {size: round(_encode_ms(build(size)), 1) for size in SIZES if is_installed(size)}
+    return {"ms": round(sorted(times[5:])[10], 1), "fit_s": round(fitted, 2), "encode_ms": encode}
+
+
+@torch.inference_mode()
+def _encode_ms(method: TwoOrders) -> float:
+    """Milliseconds to encode one image, the median of 20 after a warm-up."""
+    image, times = torch.zeros(1, 3, method.preprocessing.size, method.preprocessing.size, dtype=torch.uint8), []
+    for _ in range(25):
+        start = time.perf_counter()
+        method.encode(image)
+        times.append(1000 * (time.perf_counter() - start))
+    return sorted(times[5:])[10]
 
 
 def write_card(document: dict[str, Any]) -> None:

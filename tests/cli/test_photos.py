@@ -132,21 +132,23 @@ def test_wrong_options_are_reported(cli: Cli, drawings: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_photos_print_what_to_expect_and_what_is_stronger() -> None:
+def test_photos_print_what_to_expect(monkeypatch: pytest.MonkeyPatch) -> None:
     photos = list(np.random.default_rng(0).integers(0, 256, (2, 84, 84, 3), dtype=np.uint8))
     said = expectation(FewShotClassifier().fit(photos, ["a", "b"]))
-    card = shipped_models()["mini-imagenet"]
+    card = shipped_models()["photos"]
     sizes = {(one["way"], one["shot"]): one["accuracy"] for one in card["calibration"]["sizes"]}
-    assert f"Accuracy on 2-way 1-shot tasks of mini-imagenet (val classes): {100 * sizes[2, 1]:.1f}%" in said
-    five = expectation(FewShotClassifier("mini-imagenet").fit(photos * 6, ["a", "b"] * 6))
-    assert f"2-way 5-shot tasks of mini-imagenet (val classes): {100 * sizes[2, 5]:.1f}%" in five
-    assert "Model 'mini-imagenet-5shot'" in expectation(FewShotClassifier().fit(photos * 5, ["a", "b"] * 5))
-    assert "Model 'mini-imagenet'" in expectation(FewShotClassifier().fit(photos * 5, ["a", *"bb" * 4, "b"]))
-    like_its_card = expectation(FewShotClassifier().fit(photos * 3, list("abcdea")))
-    assert f"5-way 1-shot tasks of mini-imagenet (val classes): {100 * card['accuracy']:.1f}%" in like_its_card
-    for choice in ("More images", "sosn tune", "timm:NAME"):
-        assert choice in said
+    assert "Model 'photos'; 2 classes of photos with 1 image each" in said
+    assert f"Accuracy on 2-way 1-shot tasks of {card['data']} (val classes): {100 * sizes[2, 1]:.1f}%" in said
+    assert "calibrated on the data of the model's card" in said
+    assert "More images" in said
+    several = expectation(FewShotClassifier().fit(photos * 6, ["a", "b"] * 6))
+    assert "each left out in turn: 100% (12 of 12; 95% interval 76–100%)" in several
+    assert "calibrated on your images and the data of the model's card" in several
     assert "not trained on photos" in expectation(FewShotClassifier("omniglot").fit(photos, ["a", "b"]))
+    monkeypatch.setattr("sosn.classify.image_type.is_installed", lambda size: False)
+    for shots, model in ((1, "mini-imagenet"), (5, "mini-imagenet-5shot")):
+        with pytest.warns(SosnWarning, match=r"pip install 'sosn\[photos\]'"):
+            assert FewShotClassifier().fit(photos * shots, ["a", "b"] * shots).model_ == model
 
 
 def test_a_single_class_is_warned_of(cli: Cli, drawings: Path) -> None:

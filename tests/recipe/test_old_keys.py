@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from sosn.checkpoint.storage import load_method, save_method, save_tensors
-from sosn.checkpoint.timm import open_timm
 from sosn.errors import CheckpointError, UsageError
 from sosn.method import METHODS, NearestPrototype, SoSN
 from sosn.recipe import Recipe, load_recipe, override
@@ -210,9 +209,8 @@ def test_a_timm_prototype_of_the_last_version_is_a_nearest_prototype_on_a_timm_e
     tensors = {f"backbone.{name}": tensor for name, tensor in weights.items()}
     again, _ = load_method(old_file(tmp_path / "old.safetensors", "timm_prototype", tensors, flat))
     assert isinstance(again, NearestPrototype)
-    torch.save(weights, tmp_path / "weights.pth")
-    today = open_timm("test_resnet", tmp_path / "weights.pth", input_size=64)
-    today.preprocessing = again.preprocessing
+    today = NearestPrototype(encoder={"name": "timm", "model": "test_resnet"}, preprocessing=images).eval()
+    today.encoder.backbone.load_state_dict(weights)  # type: ignore[union-attr]
     pictures = torch.rand(1, 5, 3, 64, 64)
     with torch.no_grad():
         torch.testing.assert_close(again.encode(pictures[0]), today.encode(pictures[0]))

@@ -355,7 +355,7 @@ def test_another_method_drops_the_options_of_the_old_one() -> None:
     assert changed.model.method == "pixels"
     assert changed.model.options == {}
     assert changed.encoder == EncoderSection()
-    assert changed.preprocessing.options == {"polarity": "inverted", "mean_image": False, "pen": 0.0}
+    assert changed.preprocessing.options == {"polarity": "inverted", "mean_image": False, "pen": 0.0, "centre_crop": 0.0}
 
 
 @pytest.mark.parametrize("word", ["clip=inf", "clip=nan", "weight_decay=inf", "learning_rate=inf", "learning_rate=nan"])

@@ -15,12 +15,19 @@ def figures() -> dict[str, str]:
         read("results/gallery-omniglot.json"),
         read("results/latency-cpu.json"),
     )
+    photos = read("results/photos.json")
     scale, engines = read("results/gallery-100k.json"), read("results/gallery-engines.json")
     count = {key: sum(one[key] for one in inverted["recognised"]) for key in ("drawings", "turned", "negatives_turned")}
     return {
         "models": _models(cards),
-        "photos.one-shot": _right(cards["mini-imagenet"], 1),
-        "photos.five-shot": _right(cards["mini-imagenet-5shot"], 5),
+        "photos.test": _photos_test(photos["test"]),
+        "photos.episodes": str(photos["test_episodes"]),
+        "photos.validation": _photos_validation(photos["validation"]),
+        "photos.sizes": _photos_sizes(photos["sizes"]),
+        "photos.heads": _photos_heads(read("results/photo-heads.json")["accuracy"]),
+        "photos.confidence": _photos_confidence(photos["test"]),
+        "photos.encode": ", ".join(f"{ms:.0f} ms for Lite{size[-1]}" for size, ms in photos["speed"]["encode_ms"].items()),
+        "photos.ms": f"{photos['speed']['ms']:.0f}",
         "confidence": _confidence(cards),
         "drawings": _drawings(drawings["rows"]),
         "drawings.sets": str(drawings["sets"]),
@@ -49,10 +56,61 @@ def _models(cards: dict[str, dict[str, Any]]) -> str:
     return table(("model", "accuracy, %", "measured on", "parameters", "kB"), lines)
 
 
-def _right(card: dict[str, Any], shot: int) -> str:
-    """The share of right answers among five classes, in per cent."""
-    size = next(one for one in card["calibration"]["sizes"] if (one["way"], one["shot"]) == (5, shot))
-    return f"{100 * size['accuracy']:.0f}"
+SETS = {"flowers": "Flowers-102", "pets": "Oxford Pets", "grocery": "Grocery Store", "dtd": "DTD textures"}
+
+
+def _photos_test(test: dict[str, Any]) -> str:
+    shots = ("1", "2", "5", "10", "20")
+    lines = [[title, *(_plus_minus(test[name][shot]["classifier"]) for shot in shots)] for name, title in SETS.items()]
+    return table(("photos", *(f"{shot} shot{'s' * (shot != '1')}" for shot in shots)), lines)
+
+
+def _plus_minus(figure: list[float] | None) -> str:
+    return "" if figure is None else f"{figure[0]:.1f} ± {figure[1]:.1f}"
+
+
+def _photos_validation(found: dict[str, Any]) -> str:
+    """One row for each way to describe a photo; one and five shots of each set."""
+    return _by_set(list(found.items()))
+
+
+def _photos_sizes(found: dict[str, Any]) -> str:
+    return _by_set([(f"Lite{size[-1]}, {name.lower()}", row) for size, rows in found.items() for name, row in rows.items()])
+
+
+def _photos_heads(found: dict[str, Any]) -> str:
+    return _by_set([("the shipped model" if name == "frozen" else name, row) for name, row in found.items()])
+
+
+def _by_set(rows: list[tuple[str, Any]]) -> str:
+    lines = [
+        [name, *(" / ".join(_plus_minus(row.get(one, {}).get(shot)) for shot in ("1", "5")).strip(" /") for one in SETS)]
+        for name, row in rows
+    ]
+    return table(("", *(f"{title}, 1 / 5 shots" for title in SETS.values())), lines)
+
+
+def _photos_confidence(test: dict[str, Any]) -> str:
+    lines = []
+    for name, title in SETS.items():
+        for shot in ("1", "5", "20"):
+            row = test[name][shot]
+            near, far = ("" if key not in row else f"{row[key]:.3f}" for key in ("auroc, same set", "auroc, other sets"))
+            shares = ["known rejected", "same set rejected", "other sets rejected"]
+            rejected = ["" if key not in row else f"{100 * row[key]:.1f}" for key in shares]
+            lines.append([title, shot, f"{row['ece']:.3f}", f"{100 * row['wrong']:.0f}", near, far, *rejected])
+    head = (
+        "photos",
+        "shots",
+        "ECE",
+        "mean probability of wrong answers, %",
+        "AUROC, same set",
+        "AUROC, other sets",
+        "known rejected, %",
+        "same set rejected, %",
+        "other sets rejected, %",
+    )
+    return table(head, lines)
 
 
 def _confidence(cards: dict[str, dict[str, Any]]) -> str:

@@ -165,8 +165,6 @@ def show_models(cards: dict[str, dict[str, Any]]) -> None:
 
 def show_card(name: str, card: dict[str, Any]) -> None:
     out = Console(highlight=False)
-    recipe = card["recipe"]
-    episodes = recipe["training"]["steps"] * recipe["episodes"]["episodes_per_step"]
     out.print(f"[bold]{name}[/bold]: {card['title']}", soft_wrap=True)
     for figure in (card, *card.get("figures", [])):
         words = "".join(f", {word}" for word in figure.get("words", []))
@@ -174,14 +172,21 @@ def show_card(name: str, card: dict[str, Any]) -> None:
             f"{100 * figure['accuracy']:.2f} ± {100 * figure['ci95']:.2f}% on {card['data']} {figure['split']} classes{words}, "
             f"{figure['way']}-way {figure['shot']}-shot, {figure['episodes']} episodes of {figure['query']} "
             f"quer{'y' if figure['query'] == 1 else 'ies'} a class, "
-            f"{figure['statistics']} statistics, seed {figure['seed']}",
+            f"{figure['statistics']} statistics{', seed ' + str(figure['seed']) if 'seed' in figure else ''}",
             soft_wrap=True,
         )
-    first = batches(card["first_stage"]) + ", then " if "first_stage" in card else ""
-    trained = f"trained on {first}{episodes:,} episodes"
-    out.print(f"{trained}; {card['parameters']:,} parameters, {card['bytes']:,} bytes", soft_wrap=True)
+    out.print(f"{_trained(card)}; {card['parameters']:,} parameters, {card['bytes']:,} bytes", soft_wrap=True)
     out.print(f"limits: {card['limits']}\nterms: {card['terms']}", soft_wrap=True)
-    out.print(f"recipe and all figures: sosn models {name} --json", soft_wrap=True)
+    out.print(f"all figures and the recipe, if it has one: sosn models {name} --json", soft_wrap=True)
+
+
+def _trained(card: dict[str, Any]) -> str:
+    """Describe how a model was trained, or where the weights of its encoder come from."""
+    if "recipe" not in card:
+        return f"encoder from a package (EfficientNet-{card['packaged'].title()}), not trained further"
+    recipe = card["recipe"]
+    first = batches(card["first_stage"]) + ", then " if "first_stage" in card else ""
+    return f"trained on {first}{recipe['training']['steps'] * recipe['episodes']['episodes_per_step']:,} episodes"
 
 
 def batches(recipe: dict[str, Any]) -> str:
