@@ -16,7 +16,9 @@ from sosn.classify.lance_sketches import LanceSketches
 from sosn.classify.sketches import SIZE, Sketches, sketch
 from sosn.data.bank import Bank
 from sosn.errors import CheckpointError, DataError, UsageError
+from sosn.evaluation.calibration import calibration_of
 from sosn.method.nearest_prototype import NearestPrototype
+from sosn.method.two_orders import SCALE
 
 
 @pytest.fixture(scope="module")
@@ -266,3 +268,18 @@ def test_a_folder_is_added_in_parts_and_again_after_an_interruption(
     assert "0.png" in error
     found = gallery.search([bank.class_images(name)[2] for name in bank.names[:4]], top=1)
     assert [row[0].label for row in found] == ["0", "1", "2", "3"]
+
+
+def test_a_gallery_of_photos_rejects_by_the_similarity_to_one_class(tmp_path: Path) -> None:
+    source = np.random.default_rng(0)
+    photos = [source.integers(0, 256, (side, side, 3), dtype=np.uint8) for side in (4, 64, 5, 7, 90)]
+    photos.append(np.zeros((32, 32, 3), np.uint8))
+    gallery = Gallery.create(tmp_path / "gallery", "photos")
+    gallery.add_classes({"coarse": [photos[0]], "fine": [photos[1]]})
+    best = [matches[0] for matches in gallery.search(photos, top=1)]
+    calibration = calibration_of("photos")
+    assert calibration is not None
+    known = [SCALE * one.similarity >= calibration.threshold(1, 1, 0.5) for one in best]
+    assert set(known) == {True, False}
+    found = gallery.search(photos, top=1, reject=0.5)
+    assert [bool(matches) for matches in found] == known

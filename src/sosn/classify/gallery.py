@@ -312,10 +312,11 @@ class Gallery:
             return []
         chances: list[float | None] = [None] * len(logits)
         if self.calibration is not None:
-            size = len(self), min(listed.images)
-            if reject is not None and float(logits.max()) < self.calibration.threshold(*size, reject):
+            shot = min(listed.images)
+            way = 1 if self.method.linear else len(self)  # of linear methods, only thresholds of one class are absolute
+            if reject is not None and float(logits.max()) < self.calibration.threshold(way, shot, reject):
                 return []
-            chances = probabilities(logits, self.calibration.temperature(*size)).tolist()
+            chances = probabilities(logits, self.calibration.temperature(len(self), shot)).tolist()
         scores = self.method.score(logits).tolist()
         places = logits.topk(min(top, len(logits))).indices.tolist()
         return [Match(listed.labels[place], scores[place], chances[place]) for place in places]
