@@ -10,6 +10,7 @@ from PIL import Image
 import sosn
 from sosn.checkpoint.storage import load_tensors
 from sosn.checkpoint.training_classes import training_classes
+from sosn.classify.confidence import HELD_OUT
 from sosn.classify.tuning import FOLDS, Tuned, _folds, _tuned, tune, tune_model
 from sosn.data.bank import Bank
 from sosn.errors import DataError, UntrainedError, UsageError
@@ -53,6 +54,9 @@ def test_a_model_that_images_are_strange_to_is_tuned_and_kept(bank: Bank) -> Non
     assert result.after > result.before + result.spread
     assert result.method is not None
     assert result.method.trained
+    assert result.calibration is not None
+    assert result.calibration.split == HELD_OUT
+    assert result.calibration.sizes[0].accuracy == result.after / result.pictures
     assert done[-1] == ((FOLDS + 1) * STEPS,) * 2
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())  # the given one stays
     statistics = [name for name in before if "running" in name]
@@ -99,7 +103,9 @@ def test_the_command_writes_a_model_that_classify_takes(cli: Cli, bank: Bank, tm
     assert printed["kept"]
     assert printed["folder"] == "tuned"
     assert "turned" not in err
-    code, out, err = cli("classify", "--support", "support", "--model", "tuned", "--json", "support/letter2", *as_is)
+    code, out, err = cli(
+        "classify", "--support", "support", "--model", "tuned", "--json", "--reject", "0.1", "support/letter2", *as_is
+    )
     assert code == 0, err
     assert [answer["answer"] for answer in json.loads(out)["answers"]].count("letter2") >= 5
     assert "Accuracy on held-out images of your classes" in err
