@@ -1,12 +1,13 @@
 """The linear classifier, leave-one-out scores, temperatures and thresholds, against what they mean."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from sosn.classify.confidence import Confidence
+from sosn.classify.confidence import HELD_OUT, Confidence
 from sosn.classify.linear import SCALE, STRENGTHS, fit_linear
 from sosn.classify.support import Support
 from sosn.errors import UsageError
@@ -93,7 +94,7 @@ def test_leave_one_out_compares_an_image_with_its_class_without_it() -> None:
 
 
 @pytest.mark.parametrize("shots", [[1, 3], [2, 3]])
-def test_two_or_more_images_of_each_class_give_a_linear_classifier(shots: list[int]) -> None:
+def test_two_classes_with_two_images_give_a_linear_classifier(shots: list[int]) -> None:
     confidence = Confidence(support_of(shots), None)
     assert (confidence.head is not None) == (min(shots) > 1)
     assert confidence.source == ("none" if confidence.head is None else "images")
@@ -146,3 +147,51 @@ def test_reject_without_images_and_card_says_what_is_missing() -> None:
     assert confidence.far == -math.inf
     with pytest.raises(UsageError, match=r"from 0\.01 to 0\.5"):
         confidence.threshold(0.7)
+
+
+def test_a_class_with_a_single_image_stands_beside_others_with_several() -> None:
+    confidence = Confidence(support_of([4, 1, 4]), None)
+    assert confidence.head is not None
+    assert confidence.left_out is not None
+    assert confidence.left_out.labels.tolist() == [0] * 4 + [2] * 4
+    features, labels = confidence.support.flat()
+    assert (confidence.score(features)[:, :3].argmax(-1) == labels).all()
+
+
+def test_many_classes_leave_out_images_of_which_another_stays() -> None:
+    features, labels = clusters([2] * 60, spread=0.05, size=40)
+    head = fit_linear(features, labels, 60)
+    assert float((head.left_out.argmax(-1) == labels).double().mean()) > 0.95
+
+
+def test_more_images_than_are_needed_are_drawn_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sosn.classify.linear.CHOSEN_ON", 9)
+    monkeypatch.setattr("sosn.classify.linear.FITTED_ON", 9)
+    features, labels = clusters([20, 3, 30], spread=0.2)
+    head = fit_linear(features, labels, 3)
+    assert labels[head.rows].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert (head.logits(features).argmax(-1) == labels).all()
+
+
+def test_copies_of_an_image_do_not_make_a_threshold() -> None:
+    support = Support(TwoOrders(channels=1, input_size=28))
+    features, labels = clusters([4, 4])
+    support.add(torch.cat((features, features[:1], features[:1])), [*labels.tolist(), 0, 0])
+    found = support.leave_one_out()
+    assert found is not None
+    assert len(found[0]) == 7  # all but the copied one
+    assert float(found[1].max()) < 19.99
+
+
+def test_a_smaller_share_never_gives_a_higher_threshold() -> None:
+    confidence = Confidence(support_of([10, 10]), card(50.0))
+    thresholds = [confidence.threshold(share) for share in (0.01, 0.02, 0.04, 0.05, 0.1, 0.3)]
+    assert thresholds == sorted(thresholds)
+
+
+def test_the_calibration_of_a_tuned_model_holds_for_its_classes_alone() -> None:
+    support = support_of([6, 6])
+    mine, other = (replace(card(), split=HELD_OUT, classes=names) for names in (("0", "1"), ("oak", "birch")))
+    assert Confidence(support, mine).left_out is None
+    assert Confidence(support, other).calibration is None
+    assert Confidence(support, other).source == "images"

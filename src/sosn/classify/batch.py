@@ -135,7 +135,7 @@ def expectation(classifier: FewShotClassifier) -> str:
             f"Accuracy on your own images, each left out in turn: {100 * left_out.right / len(left_out):.0f}% "
             f"({left_out.right} of {len(left_out)}; 95% interval {100 * low:.0f}–{100 * high:.0f}%)."
         )
-    elif calibration and calibration.split == HELD_OUT:
+    elif calibration and classifier.confidence_.calibration and calibration.split == HELD_OUT:
         sentences.append(f"Accuracy on held-out images of your classes: {100 * calibration.sizes[0].accuracy:.0f}%.")
     elif card and name in FITTING[images]:
         figures, measured = card, calibration.expected(len(counts), min(counts)) if calibration else None

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sosn.classify.linear import LinearHead, fit_linear
+from sosn.classify.linear import CHOSEN_ON, LinearHead, fit_linear
 from sosn.classify.support import Support
 from sosn.errors import UsageError
 from sosn.evaluation.calibration import PERCENTS, Calibration, check_reject, fit_temperature, probabilities
@@ -37,18 +37,22 @@ class LeftOut:
 class Confidence:
     """Scores queries against a support, and says how sure that is.
 
-    Classes with two or more images each are separated by a linear classifier, if the method's features allow it. Temperature
-    and thresholds come from the support by leave-one-out, and from the model's card; each as far as it is there.
+    If several classes have two or more images, a linear classifier separates them, where the method's features allow it.
+    Temperature and thresholds come from the support by leave-one-out, and from the model's card; each as far as it is there.
     """
 
     def __init__(self, support: Support, calibration: Calibration | None) -> None:
+        names = tuple(map(str, support.labels))
+        if calibration is not None and calibration.classes not in ((), names):  # a tuned model with other classes
+            calibration = None
         self.support, self.calibration = support, calibration
         self.way, self.shot = len(support.labels), min(support.counts)
 
     @cached_property
     def head(self) -> LinearHead | None:
-        """The linear classifier, or None if the nearest class wins."""
-        if not self.support.method.linear or self.way < 2 or self.shot < 2:
+        """The linear classifier, if two or more classes have several images; None if the nearest class wins."""
+        several = sum(count > 1 for count in self.support.counts)
+        if not self.support.method.linear or several < 2 or 2 * self.way > CHOSEN_ON:
             return None
         return fit_linear(*self.support.flat(), self.way)
 
@@ -83,7 +87,7 @@ class Confidence:
     def temperature(self) -> float:
         """Temperature of the probabilities. The card's, or 1, counts as a few images beside those of the support."""
         usual = 1.0
-        if self.calibration is not None and (self.head is None or self._tuned):
+        if self.calibration is not None and (self.head is None) == (not self._tuned or not self.support.method.linear):
             usual = self.calibration.temperature(self.way, self.shot)
         if self.left_out is None or self.way < 2:
             return usual
@@ -92,7 +96,7 @@ class Confidence:
     @property
     def _tuned(self) -> bool:
         """Whether the model was tuned on these classes: then leaving out an image says little, and its calibration all."""
-        return self.calibration is not None and self.calibration.split == HELD_OUT
+        return self.calibration is not None and bool(self.calibration.classes)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         return probabilities(logits, self.temperature)
@@ -117,7 +121,8 @@ class Confidence:
         if not len(known):
             return card
         middle = self.between + self.calibration.threshold(self.way, max(self.shot - 1, 1), PERCENTS[-1] / 100)
-        return card + len(known) / (len(known) + PRIOR) * (float(known.median()) - middle)
+        moved = card + len(known) / (len(known) + PRIOR) * (float(known.median()) - middle)
+        return min(moved, float(known[0]))  # a smaller share never gives a higher threshold
 
     @cached_property
     def between(self) -> float:

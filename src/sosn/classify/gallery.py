@@ -356,7 +356,7 @@ def _save_model(folder: Path, method: Method, name: str, polarity: str) -> None:
     """Save a model and its calibration, the weights last."""
     background_for(method.preprocessing, cast(Inverting, polarity))
     calibration = calibration_of(name)
-    if calibration is not None:
+    if calibration is not None and not calibration.classes:
         write_atomically(folder / CALIBRATION_FILE, json.dumps(calibration.to_json()).encode())
     save_method(folder / WEIGHTS_FILE, method, {"polarity": polarity, "model_name": name})
 

@@ -11,7 +11,9 @@ from sosn.util.precision import full
 
 Label = str | int | bool
 IMAGES = 64  # encoded at once
-LEFT_OUT = 100  # images, at most, that leave-one-out compares with a network
+LEFT_OUT = 2_000  # pairs of an image and a class, about, that leave-one-out compares with a network
+FEW = 6_000  # images among which copies are looked for
+SAME = 0.9999  # cosine of two vectors above which their images are copies of each other
 
 
 class Support:
@@ -102,15 +104,20 @@ class Support:
     def leave_one_out(self) -> tuple[Tensor, Tensor, Tensor] | None:
         """Compare images with all classes, with their own as it is without them.
 
-        Returns positions (m,) of the images in `flat`, logits (m, L) and numbers of their classes (m,); of at most 100 images
-        unless comparing is cheap. None if a class has a single image, or if the score of a class depends on the others.
+        Returns positions (m,) of the images in `flat`, logits (m, L) and numbers of their classes (m,). They are images of
+        classes with two or more; of networks, which are slow, a sample; of linear methods, only images without a copy. None if
+        fewer than two classes have two images (or the only class one), or if the score of a class depends on the others.
         """
         features, labels = self.flat()
         counts = torch.tensor(self.counts, device=labels.device)
-        if min(self.counts) < 2 or not self.method.classes_apart:
+        rows = torch.arange(len(labels), device=labels.device)[counts[labels] > 1]
+        if int((counts > 1).sum()) < min(2, len(counts)) or not self.method.classes_apart:
             return None
-        rows = torch.arange(len(labels), device=labels.device)
-        rows = rows if self.method.linear else rows[:: -(-len(rows) // LEFT_OUT)]
+        if not self.method.linear:
+            rows = rows[:: -(-len(rows) * len(counts) // LEFT_OUT)]
+        elif len(features) <= FEW:
+            copies = (features @ features.mT > SAME).sum(1) > 1
+            rows = rows[~copies[rows]] if not copies[rows].all() else rows
         logits = self.logits(features[rows])
         starts = counts.cumsum(0) - counts
         for place, number in enumerate(labels[rows].tolist()):

@@ -16,7 +16,7 @@ from sosn.checkpoint.registry import load_with_recipe
 from sosn.checkpoint.storage import check_no_model, write_model
 from sosn.checkpoint.training_classes import TrainingClasses, training_classes
 from sosn.classify.background import Inverting
-from sosn.classify.confidence import HELD_OUT, Confidence
+from sosn.classify.confidence import HELD_OUT, PRIOR, Confidence
 from sosn.classify.image_type import fitting_model, type_of_pictures
 from sosn.classify.reader import Reader
 from sosn.classify.support import Support, encode_images
@@ -96,7 +96,7 @@ def tune(
         kept = _tuned(method, bank, steps, seed, partial(_report, progress, FOLDS * steps, total))
     first, second = (int(column.sum()) for column in answers.unbind(1))
     shot = int(bank.counts.min()) * (FOLDS - 1) // FOLDS
-    return Tuned(len(answers), first, second, spread, kept, _calibration(after, truth, shot) if kept else None)
+    return Tuned(len(answers), first, second, spread, kept, _calibration(after, truth, shot, bank.names) if kept else None)
 
 
 def _report(progress: Callable[[int, int], None] | None, before: int, total: int, done: int) -> None:
@@ -145,16 +145,18 @@ def _scores(method: Method, known: Bank, held_out: Bank) -> Tensor:
     return torch.stack((logits, similarities - confidence.between), 1)
 
 
-def _calibration(scores: Tensor, labels: Tensor, shot: int) -> Calibration:
+def _calibration(scores: Tensor, labels: Tensor, shot: int, names: Sequence[str]) -> Calibration:
     """Fit a calibration to held-out scores (n, 2, L). An image counts as unknown to the classes other than its own."""
     logits, similarities = scores.unbind(1)
     own = torch.nn.functional.one_hot(labels, logits.shape[-1]).bool()
     others = similarities[~own].view(len(labels), -1)
     found = fit_confidence(similarities[None], labels[None], others[None], shot)
     found = replace(
-        found, temperature=fit_temperature(logits, labels), accuracy=float((logits.argmax(-1) == labels).double().mean())
+        found,
+        temperature=fit_temperature(logits, labels, 1.0, PRIOR),
+        accuracy=float((logits.argmax(-1) == labels).double().mean()),
     )
-    return Calibration("your images", HELD_OUT, (found,))
+    return Calibration("your images", HELD_OUT, (found,), tuple(sorted(names)))
 
 
 def _numbers(bank: Bank) -> Sequence[int]:

@@ -62,6 +62,7 @@ class Calibration:
     data: str
     split: str
     sizes: tuple[Confidence, ...]
+    classes: tuple[str, ...] = ()  # if it holds for these alone, as that of a model that was tuned on them
 
     def at(self, way: int, shot: int) -> Confidence:
         """Return the nearest measured size with no more classes and no more shots, if there is one.
@@ -110,7 +111,7 @@ class Calibration:
             sizes = tuple(Confidence(**one | {"thresholds": tuple(one["thresholds"])}) for one in table["sizes"])
             if not sizes or any(len(one.thresholds) != len(PERCENTS) for one in sizes):
                 raise ValueError(f"every size needs {len(PERCENTS)} thresholds")
-            return cls(table["data"], table["split"], sizes)
+            return cls(table["data"], table["split"], sizes, tuple(table.get("classes", ())))
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"the calibration is damaged ({error}): measure it again") from error
 

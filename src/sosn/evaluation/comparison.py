@@ -14,6 +14,7 @@ from sosn.data.sampler import EpisodeSampler
 from sosn.errors import UsageError
 from sosn.evaluation.model import (
     EvaluationSettings,
+    check_encoder,
     check_runs,
     check_unseen,
     evaluate_with,
@@ -69,6 +70,8 @@ def compare_models(
     for method, _ in loaded:
         method.check_trained()
     settings, recipe = evaluation_settings(loaded[0][1], overrides)
+    for model, (method, _) in zip(models, loaded, strict=True):
+        check_encoder(model, method, recipe)
     bank, settings = open_evaluated(recipe, settings, say)
     for model, (method, trained) in zip(models, loaded, strict=True):
         if method.parameter_count():  # a method without parameters has no training classes

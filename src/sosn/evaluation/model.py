@@ -84,17 +84,22 @@ def evaluate_model(
     method, trained = load_with_recipe(model)
     method.check_trained()
     settings, recipe = evaluation_settings(trained, overrides)
-    if isinstance(method, EncodedMethod) and recipe.data.name in method.encoder.has_seen:
-        raise UsageError(
-            f"the encoder of model {model!r} was trained on ImageNet, which contains the classes of {recipe.data.name}: its "
-            "accuracy there says nothing about new classes"
-        )
+    check_encoder(model, method, recipe)
     bank, settings = open_evaluated(recipe, settings, say)
     if method.parameter_count():  # a method without parameters has no training classes
         check_runs(model) if settings.runs else check_unseen(model, trained, recipe, bank, settings.split)
     if settings.split == "train" and say:
         say("split=train evaluates training classes: the accuracy says nothing about new classes")
     return evaluate_with(method, bank, settings, progress), settings
+
+
+def check_encoder(model: str, method: Method, recipe: Recipe) -> None:
+    """Refuse data whose classes the pretrained encoder of a model has seen."""
+    if isinstance(method, EncodedMethod) and recipe.data.name in method.encoder.has_seen:
+        raise UsageError(
+            f"the encoder of model {model!r} was trained on ImageNet, which contains the classes of {recipe.data.name}: its "
+            "accuracy there says nothing about new classes"
+        )
 
 
 def open_evaluated(

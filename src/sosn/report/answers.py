@@ -84,7 +84,8 @@ def _row(one: Classified, columns: list[Label | None], labels: list[Label]) -> d
     row = {
         "image": one.image, "picture": _thumbnail(one.image), "answer": one.answer.answer, "likely": likely,
         "probability": one.answer.probability, "column": columns.index(one.answer.answer),
-        "label": one.label, "row": labels.index(one.label) if one.label in labels else "", "right": one.right, "far": one.answer.far,
+        "label": one.label, "row": labels.index(one.label) if one.label in labels else "", "right": one.right,
+        "far": one.answer.far,
     }  # fmt: skip
     if one.nearest:
         source = one.nearest.source
