@@ -4,8 +4,8 @@
 
 FOLDER has a folder for each set of photos, with a folder for each class. Half of the classes of a set are validation classes,
 on which the default was chosen; figures of the default are on the other half. --card also writes the model's card. --basis
-FOLDER first computes the projection to 192 channels anew, from the photos of a folder of classes (the shipped one: 6,400 training
-images of miniImageNet): the principal directions of the last map.
+FOLDER first computes the projection to 192 channels anew, the principal directions of the last map, from the photos of a folder
+of classes (the shipped one: 6,400 training images of miniImageNet).
 """
 
 import argparse

@@ -14,6 +14,7 @@ from sosn.errors import UsageError
 from sosn.evaluation.calibration import PERCENTS, Calibration, fit_temperature
 from sosn.evaluation.calibration import Confidence as Size
 from sosn.method import NearestPixels, TwoOrders
+from sosn.method.two_orders import SCALE as SCALE_OF_COSINES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -93,7 +94,7 @@ def test_leave_one_out_compares_an_image_with_its_class_without_it() -> None:
     assert support_of([1, 3]).leave_one_out() is None
 
 
-@pytest.mark.parametrize("shots", [[1, 3], [2, 3]])
+@pytest.mark.parametrize("shots", [[1, 1], [2, 3]])
 def test_two_classes_with_two_images_give_a_linear_classifier(shots: list[int]) -> None:
     confidence = Confidence(support_of(shots), None)
     assert (confidence.head is not None) == (min(shots) > 1)
@@ -149,13 +150,17 @@ def test_reject_without_images_and_card_says_what_is_missing() -> None:
         confidence.threshold(0.7)
 
 
-def test_a_class_with_a_single_image_stands_beside_others_with_several() -> None:
+def test_very_unequal_classes_are_compared_by_their_images() -> None:
     confidence = Confidence(support_of([4, 1, 4]), None)
-    assert confidence.head is not None
+    assert confidence.head is None
     assert confidence.left_out is not None
     assert confidence.left_out.labels.tolist() == [0] * 4 + [2] * 4
     features, labels = confidence.support.flat()
-    assert (confidence.score(features)[:, :3].argmax(-1) == labels).all()
+    queries = clusters([3, 3, 3], seed=1)[0]
+    expected = torch.stack([SCALE_OF_COSINES * (queries @ features[labels == one].T).mean(1) for one in range(3)], 1)
+    torch.testing.assert_close(confidence.score(queries)[:, :3], expected, rtol=1e-4, atol=1e-4)
+    first = SCALE_OF_COSINES * (features[0] @ features[1:4].T).mean()
+    torch.testing.assert_close(confidence.left_out.logits[0, 0], first, rtol=1e-4, atol=1e-4)
 
 
 def test_many_classes_leave_out_images_of_which_another_stays() -> None:

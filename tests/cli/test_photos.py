@@ -159,8 +159,8 @@ def test_a_single_class_is_warned_of(cli: Cli, drawings: Path) -> None:
     assert "one class of drawings with 4 images. With a single class, every image gets that class: add a second class" in err
     assert "right on" not in err
     _, out, _ = cli("classify", *one, "--reject", "0.5")
-    assert "nearest is letter 3" in out
-    assert "nearest is letter 3 100%" not in out
+    assert "likeliest is letter 3" in out
+    assert "likeliest is letter 3 100%" not in out
 
 
 def test_an_image_outside_the_class_folders_is_skipped_and_reported(cli: Cli, drawings: Path, tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_of_what_is_none_of_these_the_nearest_class_is_named(cli: Cli, drawings:
     words = ["--support", str(drawings / "support"), "--model", "glyphs", "--reject", "0.5", str(drawings / "other")]
     code, out, err = cli("classify", *words)
     assert code == 0, err
-    assert "nearest is letter" in out
+    assert "likeliest is letter" in out
     code, out, err = cli("classify", "--csv", *words)
     rows = [row for row in csv.DictReader(io.StringIO(out)) if not row["answer"]]
     assert rows

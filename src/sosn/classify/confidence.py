@@ -13,6 +13,7 @@ from sosn.classify.support import Support
 from sosn.errors import UsageError
 from sosn.evaluation.calibration import PERCENTS, Calibration, check_reject, fit_temperature, probabilities
 
+BALANCED = 3  # most times as many images in one class as in another for a linear classifier
 PRIOR = 8  # images that the model's card weighs as much as
 HELD_OUT = "held-out"  # split of a calibration on held-out images of the same classes
 FAR = 0.01  # share of known images that lie as far from all classes as an image that is marked
@@ -37,7 +38,7 @@ class LeftOut:
 class Confidence:
     """Scores queries against a support, and says how sure that is.
 
-    If several classes have two or more images, a linear classifier separates them, where the method's features allow it.
+    If all classes have two or more images, a linear classifier separates them, where the method's features allow it.
     Temperature and thresholds come from the support by leave-one-out, and from the model's card; each as far as it is there.
     """
 
@@ -50,9 +51,9 @@ class Confidence:
 
     @cached_property
     def head(self) -> LinearHead | None:
-        """The linear classifier, if two or more classes have several images; None if the nearest class wins."""
-        several = sum(count > 1 for count in self.support.counts)
-        if not self.support.method.linear or several < 2 or 2 * self.way > CHOSEN_ON:
+        """The linear classifier, or None: of classes with very unequal numbers of images it would prefer the large ones."""
+        balanced = self.shot > 1 and max(self.support.counts) <= BALANCED * self.shot
+        if not self.support.method.linear or self.way < 2 or not balanced or 2 * self.way > CHOSEN_ON:
             return None
         return fit_linear(*self.support.flat(), self.way)
 
@@ -64,7 +65,8 @@ class Confidence:
             return None
         rows, similarities, labels = found
         if self.head is None:
-            return LeftOut(similarities, similarities, labels)
+            features = self.support.flat()[0][rows]
+            return LeftOut(self._means(features, rows) if self._by_image else similarities, similarities, labels)
         both = torch.isin(rows, self.head.rows.cpu())
         place = {int(row): number for number, row in enumerate(self.head.rows)}
         logits = self.head.left_out.cpu()[[place[int(row)] for row in rows[both]]]
@@ -73,8 +75,26 @@ class Confidence:
     def score(self, features: Tensor) -> Tensor:
         """Logits of the classes and similarities (logits of the method) of queries, side by side: (Q, 2·L)."""
         similarities = self.support.logits(features)
-        logits = similarities if self.head is None else self.head.logits(features)
-        return torch.cat((logits, similarities), -1)
+        if self.head is not None:
+            return torch.cat((self.head.logits(features), similarities), -1)
+        return torch.cat((self._means(features) if self._by_image else similarities, similarities), -1)
+
+    @property
+    def _by_image(self) -> bool:
+        """Whether a class is as similar as its images are on average: the mean of many images is nearer to everything."""
+        return self.support.method.linear and len(set(self.support.counts)) > 1
+
+    @torch.inference_mode()
+    def _means(self, features: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Mean logits (Q, L) of queries and the images of a class; rows: of support images, without each itself."""
+        single, labels = self.support.picture_logits(features), self.support.flat()[1]
+        member = torch.nn.functional.one_hot(labels, self.way).to(single.dtype)
+        total, counts = single @ member, member.sum(0).expand(len(single), -1)
+        if rows is not None:
+            own = member[rows]
+            total = total - own * single.gather(1, rows.to(single.device).unsqueeze(1))
+            counts = counts - own
+        return total / counts.clamp_min(1)
 
     @cached_property
     def source(self) -> Literal["images", "card", "both", "none"]:

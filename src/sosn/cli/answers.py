@@ -31,9 +31,9 @@ def show_answers(results: list[Classified]) -> None:
         shares = [f"{label} {100 * share:.0f}%" for label, share in likely[:2]]
         if one.answer.answer is None:
             nearest = shares[0] if len(shares) > 1 else str(likely[0][0])  # a single class always has 100%
-            rows.append((one.image, "none of these", "", f"nearest is {nearest}"))
+            rows.append((one.image, "none of these", "", f"likeliest is {nearest}"))
         else:
-            next_best = f"{''.join(shares[1:])}{'; unlike all classes' * one.answer.far}"
+            next_best = "; ".join([*shares[1:], *(["unlike all classes"] if one.answer.far else [])])
             rows.append((one.image, str(one.answer.answer), f"{100 * likely[0][1]:.0f}%", next_best))
     _print_rows("", ("image", "answer", "probability", "next best"), rows)
 
@@ -110,10 +110,12 @@ def answers_csv(results: list[Classified], labelled: bool) -> str:
     """Return one line per image; an empty answer means none of these. labelled: add the true class, and if it is right."""
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
-    writer.writerow(["image", "answer", "likeliest", "probability", "error", *(["label", "right"] if labelled else [])])
+    writer.writerow(["image", "answer", "likeliest", "probability", "far", "error", *(["label", "right"] if labelled else [])])
     for one in results:
         answer = one.answer
-        cells = ("", "", "") if answer is None else (answer.answer, answer.likeliest, f"{answer.probability:.4f}")
+        cells: tuple[Any, ...] = ("",) * 4
+        if answer is not None:
+            cells = (answer.answer, answer.likeliest, f"{answer.probability:.4f}", str(answer.far).lower())
         right = "" if one.right is None else str(one.right).lower()
         writer.writerow([one.image, *cells, one.error, *([one.label, right] if labelled else [])])
     return lines.getvalue()
