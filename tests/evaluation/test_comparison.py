@@ -12,7 +12,7 @@ from sosn.checkpoint.storage import save_method
 from sosn.data.dataset import open_bank
 from sosn.errors import UntrainedError, UsageError
 from sosn.evaluation.comparison import compare_models, mflops_of_an_episode
-from sosn.evaluation.model import EvaluationSettings
+from sosn.evaluation.model import EvaluationSettings, evaluate_model
 from sosn.method import METHODS, Method, NearestPixels, method_class
 from sosn.recipe.library import load_recipe
 from sosn.recipe.override import override
@@ -115,3 +115,11 @@ def test_an_untrained_model_is_not_evaluated(cli: Cli, tmp_path: Path) -> None:
     assert code == 1
     assert "has not been trained and would predict at chance: train it with `sosn train`" in err
     assert cli("compare", "glyphs", "nowhere")[0] == 2
+
+
+def test_a_model_whose_encoder_has_seen_imagenet_is_not_tested_on_it() -> None:
+    for words, message in ((["data=mini-imagenet"], "contains the classes of mini-imagenet"), ([], "give data=folder:PATH")):
+        with pytest.raises(UsageError, match=message):
+            compare_models(["photos", "mini-imagenet"], words)
+        with pytest.raises(UsageError, match=message):
+            evaluate_model("photos", words)

@@ -69,7 +69,9 @@ class Gallery:
         """Open a gallery that `create` wrote. Refuses a folder without one."""
         self.folder, self._device = Path(folder), resolve_device(device)
         if not (self.folder / CLASSES_FILE).is_file():
-            raise CheckpointError(f"there is no gallery in {str(folder)!r}: create one with Gallery.create")
+            raise CheckpointError(
+                f"there is no gallery in {str(folder)!r}: create one with `sosn gallery create` or Gallery.create"
+            )
         self._store = ClassStore(self.folder / CLASSES_FILE)
         index = self.folder / INDEX_FOLDER
         self._sketches = LanceSketches(self._store, index) if index.is_dir() else Sketches(self._store)

@@ -71,7 +71,7 @@ def compare_models(
         method.check_trained()
     settings, recipe = evaluation_settings(loaded[0][1], overrides)
     for model, (method, _) in zip(models, loaded, strict=True):
-        check_encoder(model, method, recipe)
+        check_encoder(model, method, recipe, overrides)
     bank, settings = open_evaluated(recipe, settings, say)
     for model, (method, trained) in zip(models, loaded, strict=True):
         if method.parameter_count():  # a method without parameters has no training classes

@@ -84,7 +84,7 @@ def evaluate_model(
     method, trained = load_with_recipe(model)
     method.check_trained()
     settings, recipe = evaluation_settings(trained, overrides)
-    check_encoder(model, method, recipe)
+    check_encoder(model, method, recipe, overrides)
     bank, settings = open_evaluated(recipe, settings, say)
     if method.parameter_count():  # a method without parameters has no training classes
         check_runs(model) if settings.runs else check_unseen(model, trained, recipe, bank, settings.split)
@@ -93,13 +93,17 @@ def evaluate_model(
     return evaluate_with(method, bank, settings, progress), settings
 
 
-def check_encoder(model: str, method: Method, recipe: Recipe) -> None:
-    """Refuse data whose classes the pretrained encoder of a model has seen."""
-    if isinstance(method, EncodedMethod) and recipe.data.name in method.encoder.has_seen:
+def check_encoder(model: str, method: Method, recipe: Recipe, overrides: Sequence[str]) -> None:
+    """Refuse data whose classes the pretrained encoder of a model has seen, and such a model without data."""
+    if not isinstance(method, EncodedMethod) or not method.encoder.has_seen:
+        return
+    if recipe.data.name in method.encoder.has_seen:
         raise UsageError(
             f"the encoder of model {model!r} was trained on ImageNet, which contains the classes of {recipe.data.name}: its "
             "accuracy there says nothing about new classes"
         )
+    if not any(word.partition("=")[0] in ("data", "data.name") for word in overrides):
+        raise UsageError(f"model {model!r} has no data of its own: give data=folder:PATH, a folder with one folder per class")
 
 
 def open_evaluated(
