@@ -15,6 +15,7 @@ from torch import Tensor
 
 import sosn
 from sosn.errors import SosnWarning
+from sosn.method.base import in_order
 
 FILE = Path(__file__).with_suffix(".safetensors")
 MODELS = ("glyphs", "omniglot", "omniglot-5shot", "mini-imagenet", "mini-imagenet-5shot")
@@ -47,11 +48,13 @@ def measure(name: str) -> dict[str, Tensor]:
     draw = torch.Generator().manual_seed(0)
     logits, scores = [], []
     with torch.inference_mode():
-        for _ in range(EPISODES // AT_ONCE):
+        for part in range(EPISODES // AT_ONCE):
             support = images(AT_ONCE * WAY * SHOT, channels, size, draw).unflatten(0, (AT_ONCE, WAY, SHOT))
             episode = sosn.Episode(support, images(AT_ONCE * WAY, channels, size, draw).unflatten(0, (AT_ONCE, WAY)))
             logits.append(model.logits(episode))
-            scores.append(model(episode))
+            scores.append(
+                in_order(model.score(logits[-1]), logits[-1]) if part else model(episode)
+            )  # the same, in half the time
     classifier = sosn.FewShotClassifier(name, polarity="as_is").fit(
         list(images(6, channels, size, draw)), ["a", "a", "b", "c", "c", "c"]
     )
