@@ -18,7 +18,7 @@ from sosn.evaluation.model import evaluate_model
 from tests.conftest import Cli
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-STEPS = 12
+STEPS = 9
 
 
 @pytest.fixture(scope="module")
