@@ -23,7 +23,7 @@ from sosn.classify.image_type import ImageType, fitting_model, type_of_pictures
 from sosn.classify.labelled import Errors, Labels, check_errors, labelled, learn_readable, warn_unreadable
 from sosn.classify.labelled_evaluation import LabelledEvaluation, judge
 from sosn.classify.reader import Reader
-from sosn.classify.saving import Given, Saved, load_classifier, save_classifier, support_features
+from sosn.classify.saving import Given, Saved, load_classifier, save_classifier
 from sosn.classify.support import IMAGES, Label, Support, encode_images
 from sosn.data.image import Picture, Pictures, list_pictures, source_of
 from sosn.errors import NotFittedError, SosnWarning, UsageError
@@ -204,7 +204,7 @@ class FewShotClassifier:
         self._check_fitted()
         params = {name: os.fspath(value) for name, value in self.get_params().items() if isinstance(value, str | os.PathLike)}
         given = [Given(label, index, source) for label, (index, source) in self._in_order()]
-        features = support_features(self._support)
+        features = self._support.flat()[0]
         saved = Saved(params, self.model_, self.image_type_, self.method_, self.calibration_, features, given)
         save_classifier(Path(folder), saved)
 

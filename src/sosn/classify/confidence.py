@@ -59,7 +59,7 @@ class Confidence:
 
     @cached_property
     def left_out(self) -> LeftOut | None:
-        """Leave-one-out scores of the support images; None if a class has a single image, or there is no way to score them."""
+        """Leave-one-out scores of images of classes with two or more; None if there are too few, or no way to score them."""
         found = None if self._tuned else self.support.leave_one_out()
         if found is None:
             return None

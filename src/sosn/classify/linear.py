@@ -16,7 +16,7 @@ class LinearHead:
     """Weights (D, L) of a linear classifier, and its leave-one-out logits.
 
     left_out (m, L) are the logits of support images `rows`, each by a classifier that was fitted without that image (with the
-    weights of classes as they are with it). They are of classes with two or more images.
+    weights of classes as they are with it).
     """
 
     weights: Tensor
@@ -32,20 +32,20 @@ class LinearHead:
 def fit_linear(features: Tensor, labels: Tensor, classes: int) -> LinearHead:
     """Fit ridge regression to one-hot labels, and choose its strength by the leave-one-out error.
 
-    features: (n, D). labels: (n,), numbers in 0…classes−1 in ascending order. Classes weigh the same, whatever the number of
-    their images. The leave-one-out error has a closed form: the residual of an image divided by the diagonal of (K + λ)⁻¹.
+    features: (n, D). labels: (n,), numbers in 0…classes−1 in ascending order, each at least twice. Classes weigh the same,
+    whatever the number of their images. The leave-one-out error has a closed form: the residual of an image divided by the
+    diagonal of (K + λ)⁻¹.
     """
     rows = _some_of_each(labels, classes, CHOSEN_ON)
     root, target, kernel = _weighted(features[rows].double(), labels[rows], classes)
     values, vectors = torch.linalg.eigh(kernel)
     values = values.clamp_min(0)
-    several = (torch.bincount(labels[rows], minlength=classes) > 1)[labels[rows]]
     best: tuple[float, float, Tensor] | None = None
     for strength in STRENGTHS:
         solved = vectors @ ((vectors.mT @ target) / (values + strength).unsqueeze(-1))
         diagonal = (vectors.square() / (values + strength)).sum(-1, keepdim=True)
         residual = solved / diagonal
-        error = float(residual[several].square().sum())
+        error = float(residual.square().sum())
         if best is None or error < best[0]:
             best = error, strength, (target - residual) / root
     assert best is not None
@@ -54,7 +54,7 @@ def fit_linear(features: Tensor, labels: Tensor, classes: int) -> LinearHead:
     root, target, kernel = _weighted(features[used].double(), labels[used], classes)
     kernel.diagonal().add_(strength)
     weights = features[used].double().mT @ (root * torch.linalg.solve(kernel, target))
-    return LinearHead(weights.to(features.dtype), strength, (SCALE * left_out[several]).to(features.dtype), rows[several])
+    return LinearHead(weights.to(features.dtype), strength, (SCALE * left_out).to(features.dtype), rows)
 
 
 def _some_of_each(labels: Tensor, classes: int, most: int) -> Tensor:

@@ -4,12 +4,11 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from sosn.checkpoint.storage import WEIGHTS_FILE, load_method, load_tensors, save_method, save_tensors
 from sosn.classify.image_type import ImageType
-from sosn.classify.support import Label, Support
+from sosn.classify.support import Label
 from sosn.errors import CheckpointError, UsageError
 from sosn.evaluation.calibration import CALIBRATION_FILE, Calibration, read_calibration
 from sosn.method.base import Method
@@ -39,11 +38,6 @@ class Saved:
     calibration: Calibration | None
     features: Tensor  # of the images, in the order of given
     given: list[Given]
-
-
-def support_features(support: Support) -> Tensor:
-    """Return the features of all images, class by class."""
-    return torch.cat([support.shots[label] for label in support.labels])
 
 
 def check_folder(path: Path) -> None:

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -176,12 +177,13 @@ def tune_model(
 ) -> tuple[str, Tuned]:  # fmt: skip
     """Tune a model on a folder of classes and, if that helps, write it to a folder. Returns the model's name and the result.
 
-    Drawings are read as in FewShotClassifier. The classes count as training classes of the tuned model.
+    Images are read as in FewShotClassifier, and "auto" chooses the same model. The classes count as training classes of the
+    tuned model.
     """
     check_no_model(out)
     files, labels = list_classes(support)
     found_type = type_of_pictures(files)
-    name = fitting_model(found_type) if model == "auto" else model
+    name = fitting_model(found_type, min(Counter(labels).values())) if model == "auto" else model
     method, recipe = load_with_recipe(name)
     reader = Reader(method.preprocessing, polarity, found_type)
     images = reader.read_all(files)
